@@ -464,7 +464,7 @@ def _mark(queue_file: Locked, mark: bytes) -> bool:
 
 def _unmark(queue_file: Locked, mark: bytes) -> None:
     """Blank the mark out of `queue.jsonl`: a queue that could not be deleted is one still."""
-    fs, path = queue_file.fs, queue_file.path
+    fs, path = queue_file.fs, os.path.dirname(queue_file.path)
     if not fs.is_in_place():
         return  # it was moved away after all, and is proven to be trash by its mark
     try:
@@ -487,7 +487,7 @@ def _move(outside: Filesystem, queue_file: Locked, entropy: Entropy) -> str | No
     Under the lock of its `queue.jsonl`. Where that is afterwards tells what happened: a renaming may be reported as
     failed on NFS, and another directory may have been put in place of the queue's.
     """
-    path = queue_file.path
+    path = os.path.dirname(queue_file.path)
     target = f"{outside.root.rstrip('/')}/{names.deleted(queue_file.state.id, entropy.hex16())}"
     renamed = outside.rename(path, target)
     if _holds(outside, target, queue_file.fd):

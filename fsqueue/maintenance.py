@@ -31,6 +31,7 @@ from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
 from fsqueue.interruptions import suppress
 from fsqueue.storage import copies, deadletters, letter_files, nodes, payloads, retrying
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
@@ -328,10 +329,10 @@ class _Repeater:
         if shard is None or not group:
             return
         store, report = self.store, self.report
-        with self.settlement.locked(shard) as fd:
-            if fd is None:
+        with self.settlement.locked(shard) as file:
+            if file is None:
                 return
-            self._read_settled(shard, fd)
+            self._read_settled(shard, file)
             tasks: list[EndedTask] = []
             for task in group:
                 if task.id in self._settled:
@@ -341,17 +342,17 @@ class _Repeater:
                 else:
                     tasks.append(EndedTask(task.id, task.line, task.priority))
             for part in retrying.parts(store, tasks):
-                retrying.insert_again(store, self.layout, fd, part)
+                retrying.insert_again(store, self.layout, file, part)
                 self._settled.update(task.id for task in part)
                 self.settlement.count = report.retried = report.retried + len(part)
-            self._read = shard, letter_files.state_of(store, fd)
+            self._read = shard, letter_files.state_of(file)
 
-    def _read_settled(self, shard: Shard, fd: int) -> None:
+    def _read_settled(self, shard: Shard, file: Journal) -> None:
         """Read which tasks of a shard were retried or purged, unless its file is as this call has left it."""
-        if self._read == (shard, letter_files.state_of(self.store, fd)):
+        if self._read == (shard, letter_files.state_of(file)):
             return
         self._read = None
-        self._settled = letter_files.settled(self.store, fd)
+        self._settled = letter_files.settled(file)
         for line in letter_files.given_back(self.store, shard):
             self._settled.update(one for one in line["ids"] if isinstance(one, str))
 

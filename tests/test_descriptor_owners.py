@@ -33,7 +33,7 @@ from tests.support import open_below
 from tests.test_interrupted import HERE, in_thread, places
 from tests.waiting import PATIENCE_S, until_nothing_reaps
 
-OWNERS = {"resources.py", "beneath.py", "rooted.py", "operations.py", "jsonl.py", "logs.py", "open_logs.py",
+OWNERS = {"resources.py", "beneath.py", "rooted.py", "operations.py", "journals.py", "logs.py", "open_logs.py",
           "locked_batch.py", "queue_file.py", "store.py", "decisions.py", "update_syncs.py", "single_inserts.py",
           "group_directory.py", "group_queues.py", "arguments.py", "group.py", "selection.py", "keys.py",
           "letter_files.py", "queue.py", "update.py", "numbers.py"}  # fmt: skip

@@ -31,7 +31,7 @@ from tests.levels import IS_ALL, how_many
 T = TypeVar("T")
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
-SECTIONS = {"resources.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
+SECTIONS = {"resources.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "journals.py", "store.py",
             "queue_file.py", "leasing.py", "transitions.py", "arguments.py", "queue.py", "poll.py", "rooted.py",
             "beneath.py", "single_inserts.py", "sealing.py", "keyed_inserts.py", "keys.py"}  # fmt: skip
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""

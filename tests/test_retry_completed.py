@@ -12,7 +12,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import deadletters, payloads, retrying
-from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
+from fsqueue.storage.journals import LOCK_TIMEOUT_S
 from tests.concurrency.trapped import FullFrom, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
 

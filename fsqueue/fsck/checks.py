@@ -17,7 +17,7 @@ from fsqueue.fsck import keyed, recount, updates
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
 from fsqueue.interruptions import let_out
-from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
+from fsqueue.storage import deadletters, history, journals, keys, published, record_times
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 
@@ -95,7 +95,7 @@ class BatchLook:
     def _lines(self, content: list[sparse.Piece]) -> Iterator[Finding]:
         bad = end = 0
         for offset, line, length in sparse.lines(content, 0):
-            bad += jsonl.is_bad(line, is_movement)
+            bad += journals.is_bad(line, is_movement)
             end = offset + length + 1
         if bad:
             yield found(self.store, "damaged-line", self.log, note=counted(bad, "line"))
@@ -186,7 +186,7 @@ class ShardCheck:
         layout = self.store.layout
         yield from guarded(self.store, f"{layout.tasks}/{self.shard}", self._batches())
         yield from guarded(
-            self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), jsonl.is_object, may_cut=True)
+            self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), journals.is_object, may_cut=True)
         )
         yield from guarded(self.store, layout.history_days, self._history())
         yield from guarded(self.store, f"{layout.keys}/{self.shard}", self._keys())
@@ -336,7 +336,7 @@ class ShardCheck:
         seen: dict[str, set[tuple[str, int, int]]] = {}
         known = cache(partial(deadletters.known, store, self.shard))  # of a batch that it misses, it is asked anew
         for day in history.days(store):
-            yield from self._lines(store.layout.settled(day, self.shard), jsonl.is_object, may_cut=True)
+            yield from self._lines(store.layout.settled(day, self.shard), journals.is_object, may_cut=True)
             path = store.layout.history(day, self.shard)
             yield from self._lines(path, lambda line: history.parse(line) is not None)
             for offset, length, batch, records in history.read(store, path):
@@ -390,20 +390,20 @@ def lines(
     `may_cut`: zeros may be cut off, since no process uses offsets in the file from before a power loss (decision 24).
     """
 
-    def look(fd: int) -> dict[str, int]:
-        zeros = jsonl.zeros_at_end(store.fs, fd) if may_cut else 0
-        bad, torn = jsonl.unsound(store.fs, fd, is_sound)
+    def look(file: journals.Journal) -> dict[str, int]:
+        zeros = file.zeros_at_end() if may_cut else 0
+        bad, torn = file.unsound(is_sound)
         kinds = (("zeros", zeros), ("damaged-line", len(bad)), ("torn-line", torn - zeros))
         return {kind: count for kind, count in kinds if count > 0}
 
     def unlocked() -> dict[str, int]:
-        with store.fs.closing(store.fs.look_anew(path)) as fd:
-            return look(fd)
+        with journals.opened(store.fs, path) as file:
+            return look(file)
 
     def again(kind: str) -> bool:
         try:
-            with store.locked_existing(path, WAIT_S) as fd:
-                return kind in look(fd)
+            with store.locked_existing(path, WAIT_S) as file:
+                return kind in look(file)
         except FileNotFoundError:
             return False
         except OSError as error:

@@ -13,7 +13,7 @@ from fsqueue.fsck.findings import Finding, Suspect, found, guarded
 from fsqueue.fsck.own_files import fsck_lost_member
 from fsqueue.fsck.repair import WAIT_S, Quarantine, void_lines
 from fsqueue.fsck.walk import judge
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from fsqueue.storage.group_directory import GroupDirectory
 
 _KINDS = {stat.S_IFLNK: "link", stat.S_IFDIR: "directory", stat.S_IFREG: "file"}
@@ -100,8 +100,8 @@ def _is_linked(group: GroupDirectory, path: str) -> bool:
 def _bad_lines(group: GroupDirectory, path: str) -> int:
     """Return how many lines make no sense. What follows the last newline is being written, or its writer died."""
     try:
-        with group.fs.closing(group.fs.look_anew(path)) as fd:
-            return len(jsonl.unsound(group.fs, fd, jsonl.is_object)[0])
+        with journals.opened(group.fs, path) as file:
+            return len(file.unsound(journals.is_object)[0])
     except (FileNotFoundError, NotADirectoryError):
         return 0  # it was retired meanwhile
 
@@ -111,7 +111,6 @@ def _has_bad_lines(group: GroupDirectory, path: str) -> bool:
 
 
 def _void(group: GroupDirectory, quarantine: Quarantine, path: str) -> None:
-    fs = group.fs
-    with jsonl.locked_existing(fs, group.clock, group.entropy, path, WAIT_S) as fd:
-        jsonl.must_have_one_name(fs, fd, path)
-        void_lines(fs, fd, path, jsonl.is_object, quarantine)
+    flags = journals.IN_PLACE
+    with journals.locked(journals.Journal, group.fs, group.clock, group.entropy, path, WAIT_S, flags) as file:
+        void_lines(file, journals.is_object, quarantine)

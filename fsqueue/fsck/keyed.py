@@ -124,4 +124,4 @@ def _name(store: Store, task: Keyed) -> None:
     with keys.locked(store, layout, task.key, WAIT_S) as key_file:
         claim = key_file.last(task.key) or keys.earlier(store, key_file, task.key, WAIT_S)
         if not task.is_named_by(claim) and _is_there(store, task) and not _lives(store, claim):
-            key_file.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert))
+            key_file.add(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert))

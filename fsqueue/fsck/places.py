@@ -173,8 +173,8 @@ class _Places:
     def _never_began(self, path: str, kind: str) -> bool:
         """Return whether it is no generation, and no process is beginning it: overwriting makes the directory first."""
         try:
-            with self.store.locked_existing(self.layout.settings_file, WAIT_S) as fd:
-                current = read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path).directory
+            with self.store.locked_existing(self.layout.settings_file, WAIT_S) as file:
+                current = read_queue_state(sparse.joined(self.store.fs.all_pieces(file.fd)), self.store.path).directory
         except LockTimeout:
             return False
         except PermissionError:  # this user may only look

@@ -15,7 +15,8 @@ import orjson
 from fsqueue.format import names
 from fsqueue.format.names import Batch, CounterName
 from fsqueue.format.replay import COMPLETED, ReplayState
-from fsqueue.storage import counters, history, jsonl
+from fsqueue.storage import counters, history
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
@@ -77,7 +78,7 @@ class Recount:
         if found is None:
             return
         path = found[0]
-        with store.locked(path, WAIT_S) as fd:
+        with store.locked(path, WAIT_S) as file:
             found = known(store, batch)
             if found is None:
                 return
@@ -88,7 +89,7 @@ class Recount:
                     self._in_place(batch, number, offset, count, missing)
             missing = short(store, batch, replay_state)
             if missing:
-                self._behind(fd, batch, replay_state, missing)
+                self._behind(file, batch, replay_state, missing)
 
     def _in_place(self, batch: Batch, number: CounterName, offset: int, count: int, missing: int) -> None:
         store, fs = self.store, self.store.fs
@@ -106,17 +107,17 @@ class Recount:
                 self._claims.setdefault(number, []).append((offset, offset + count, batch))
                 self._sizes[number] = max(size, end)
 
-    def _behind(self, history_fd: int, batch: str, replay_state: ReplayState, missing: int) -> None:
+    def _behind(self, history_file: Journal, batch: str, replay_state: ReplayState, missing: int) -> None:
         store, fs = self.store, self.store.fs
         number = store.counter_number
-        with store.locked(store.layout.counter(number), WAIT_S) as fd:
-            offset = counters.reserve(store, fd, durable=True)
+        with store.locked(store.layout.counter(number), WAIT_S) as file:
+            offset = counters.reserve(store, file.fd, durable=True)
             at = max(store.clock.now_ms(), replay_state.at)
             record = {"op": "count", "at": at, "file": number, "offset": offset, "count": missing}
             line = {"batch": batch, "count": replay_state.count, "records": [record]}
-            jsonl.append(fs, history_fd, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE), True)
-            fs.write_all(fd, counters.mark(batch, missing))
-            fs.fsync(fd)
+            history_file.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE), True)
+            fs.write_all(file.fd, counters.mark(batch, missing))
+            fs.fsync(file.fd)
             self._claims = None
 
     def _is_taken(self, batch: str, number: CounterName, start: int, end: int) -> bool:

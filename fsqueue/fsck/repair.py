@@ -10,8 +10,8 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import describe
@@ -25,7 +25,8 @@ from fsqueue.format.wording import counted
 from fsqueue.fsck.recount import Recount
 from fsqueue.interruptions import suppress
 from fsqueue.protocol import finishing, transitions
-from fsqueue.storage import history, jsonl, published, record_times
+from fsqueue.storage import history, published, record_times
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import LinesInLog
 from fsqueue.storage.queue_file import FRESH_S, state_in
@@ -109,8 +110,8 @@ class Repair:
 
     def generation(self, path: str) -> None:
         """Move the directory of a generation that does not exist aside, while no process can begin that one."""
-        with self.store.locked_existing(self.store.layout.settings_file, WAIT_S) as fd:
-            if path.rpartition("/")[2] != state_in(self.store.fs, fd, self.store.path).directory:
+        with self.store.locked_existing(self.store.layout.settings_file, WAIT_S) as file:
+            if path.rpartition("/")[2] != state_in(self.store.fs, file.fd, self.store.path).directory:
                 self.quarantine.move(path)
 
     # -- lines ----------------------------------------------------------------------------------
@@ -118,19 +119,19 @@ class Repair:
     def close_off(self, path: str) -> None:
         """Void a torn last line, as the next append would."""
         fs = self.store.fs
-        with locked_to_write(self.store, path) as fd:
-            size = fs.fstat(fd).st_size
-            if size and fs.pread(fd, 1, size - 1) != b"\n":
-                fs.pwrite(fd, movements.VOID, size)
-                fs.fsync(fd)
+        with locked_to_write(self.store, path) as file:
+            size = file.length()
+            if void := file.end_of_torn(size):
+                fs.pwrite(file.fd, void, size)
+                fs.fsync(file.fd)
 
     def cut_zeros(self, path: str) -> None:
         """Cut off the NUL bytes that a file ends in (decision 24)."""
         fs = self.store.fs
-        with locked_to_write(self.store, path) as fd:
-            zeros = jsonl.zeros_at_end(fs, fd)
+        with locked_to_write(self.store, path) as file:
+            zeros = file.zeros_at_end()
             if zeros:
-                fs.cut_to(fd, fs.fstat(fd).st_size - zeros)
+                fs.cut_to(file.fd, file.length() - zeros)
                 if path == self.store.layout.settings_file:
                     # Some process may take this file for unchanged for FRESH_S, by the size with the zeros. A purge
                     # that were as long as these could go unnoticed: keep it out until that time is over.
@@ -141,16 +142,16 @@ class Repair:
 
         Nothing else moves: readers that have read the file go on, and versions (offsets) stay.
         """
-        with locked_to_write(self.store, path) as fd:
-            void_lines(self.store.fs, fd, path, is_sound, self.quarantine)
+        with locked_to_write(self.store, path) as file:
+            void_lines(file, is_sound, self.quarantine)
 
     def void_line(self, path: str, offset: int, length: int) -> None:
         """Mark one line as void, if one ends there."""
         fs = self.store.fs
-        with locked_to_write(self.store, path) as fd:
-            if fs.pread(fd, 2, offset + length - 1) == b"}\n":
-                fs.pwrite(fd, b"~", offset + length - 1)
-                fs.fsync(fd)
+        with locked_to_write(self.store, path) as file:
+            if fs.pread(file.fd, 2, offset + length - 1) == b"}\n":
+                fs.pwrite(file.fd, b"~", offset + length - 1)
+                fs.fsync(file.fd)
 
     # -- batches --------------------------------------------------------------------------------
 
@@ -334,17 +335,17 @@ class Repair:
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """Move a movement log to its shard."""
         store, target = self.store, self.store.layout.log(uuid)
-        with store.locked_existing(path, WAIT_S) as fd:
+        with store.locked_existing(path, WAIT_S) as file:
             store.fs.make_directory(os.path.dirname(target))
             try:
                 if history.finished(store, store.layout.shard(uuid), {uuid}):
                     raise FileExistsError
-                if not store.fs.same_file(fd, target):
+                if not store.fs.same_file(file.fd, target):
                     self._end_untouched(uuid)
                 store.fs.link(path, target)
                 store.fs.unlink(path)
             except FileExistsError:
-                if store.fs.same_file(fd, target):
+                if store.fs.same_file(file.fd, target):
                     store.fs.unlink(path)  # a repair died after its link; a log with two names is not written to
                 else:
                     self.quarantine.move(path)
@@ -360,25 +361,23 @@ class Repair:
         return LockedBatch(self.store, batch, WAIT_S, create=True)
 
 
-@contextmanager
-def locked_to_write(store: Store, path: str) -> Iterator[int]:
-    """Hold a file of lines to change its bytes; OSError if it has a second name (`jsonl.must_have_one_name`)."""
-    with store.locked_existing(path, WAIT_S) as fd:
-        if path != store.layout.settings_file:  # a creator that died has left it with two
-            jsonl.must_have_one_name(store.fs, fd, path)
-        yield fd
+def locked_to_write(store: Store, path: str) -> AbstractContextManager[Journal]:
+    """Hold a file of lines to change its bytes; SecondName if it has a second name."""
+    may_have_two = path == store.layout.settings_file  # a creator that died has left it with two
+    return store.locked_existing(path, WAIT_S, one_name=not may_have_two)
 
 
-def void_lines(fs: Filesystem, fd: int, path: str, is_sound: Callable[[bytes], bool], quarantine: Quarantine) -> None:
+def void_lines(file: Journal, is_sound: Callable[[bytes], bool], quarantine: Quarantine) -> None:
     """Mark the lines of a locked file as void that make no sense; a copy is kept: see `Repair.void_lines`."""
-    bad, _ = jsonl.unsound(fs, fd, is_sound)
+    fs, fd = file.fs, file.fd
+    bad, _ = file.unsound(is_sound)
     while bad:
         copy = b"".join(b"%s\n" % _line_at(fs, fd, offset, length) for offset, length in bad)
-        quarantine.keep(f"{path}.lines-from-{bad[0][0]}", copy)
+        quarantine.keep(f"{file.path}.lines-from-{bad[0][0]}", copy)
         for offset, length in bad:
             fs.pwrite(fd, b"~", offset + length - 1)
         fs.fsync(fd)
-        bad, _ = jsonl.unsound(fs, fd, is_sound)
+        bad, _ = file.unsound(is_sound)
 
 
 def _line_at(fs: Filesystem, fd: int, offset: int, length: int) -> bytes:

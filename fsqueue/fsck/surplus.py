@@ -18,6 +18,7 @@ from fsqueue.format import names
 from fsqueue.format.names import CounterName, Day, Shard, day_of
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import WAIT_S, Repair
+from fsqueue.interruptions import suppress
 from fsqueue.storage import counters, history, listing
 from fsqueue.storage.store import Store
 
@@ -55,15 +56,13 @@ def _void(store: Store, repair: Repair, number: CounterName) -> None:
     """
     fs, path = store.fs, store.layout.counter(number)
     gaps = _surplus(store).get(number, [])
-    with store.locked(path, WAIT_S):
-        fd = fs.look(path, 2)
+    with store.locked_existing(path, WAIT_S, one_name=True) as file:
         try:
             for begin, end, _ in gaps:
-                repair.quarantine.keep(f"{path}.bytes-from-{begin}", fs.pread(fd, end - begin, begin))
-                fs.pwrite(fd, bytes(end - begin), begin)
-            fs.fsync(fd)
+                repair.quarantine.keep(f"{path}.bytes-from-{begin}", fs.pread(file.fd, end - begin, begin))
+                fs.pwrite(file.fd, bytes(end - begin), begin)
+            fs.fsync(file.fd)
         finally:
-            fs.close(fd)
             store.read_counters.pop(path, None)
 
 
@@ -83,11 +82,8 @@ def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
 
 def _marked(store: Store, number: CounterName, pieces: Iterator[tuple[int, int]]) -> Iterator[Gap]:
     """Yield the pieces of a counter, given in order, that are more than NUL. Guards are pieces of one byte each."""
-    try:
-        fd = store.fs.look_anew(store.layout.counter(number))
-    except FileNotFoundError:
-        return  # purged meanwhile
-    with store.fs.closing(fd):
+    path = store.layout.counter(number)
+    with suppress(FileNotFoundError), store.fs.closing(store.fs.look_anew(path)) as fd:  # else purged meanwhile
         data, start = b"", 0
         for begin, end in pieces:
             if end > start + len(data):

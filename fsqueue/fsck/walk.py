@@ -16,7 +16,7 @@ from fsqueue.fsck import checks, places, surplus
 from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.interruptions import let_out
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -72,7 +72,7 @@ def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
 
 def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
     settings = store.layout.settings_file
-    yield from guarded(store, settings, checks.lines(store, repair, settings, jsonl.is_object, may_cut=True))
+    yield from guarded(store, settings, checks.lines(store, repair, settings, journals.is_object, may_cut=True))
     yield from places.check(store, repair)
 
 

@@ -29,7 +29,7 @@ from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
+from fsqueue.storage import insert_ids, journals, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch, Undecided
 from fsqueue.storage.store import Store
@@ -119,7 +119,7 @@ class KeyedInserter:
         store, key = self.store, task.key
         assert key is not None
         with keys.locked(store, layout, key) as key_file:
-            living = self._living(key_file, key, jsonl.LOCK_TIMEOUT_S)
+            living = self._living(key_file, key, journals.LOCK_TIMEOUT_S)
             if living is not None:
                 return TaskRef(living, inserted=False) if self._single.is_in_queue(layout) else None
             return TaskRef(self._single.insert(task, self._announcing(key_file, key)))
@@ -162,7 +162,7 @@ class KeyedInserter:
         if claim is None:
             return None
         living = self._claims.living(key_file.layout, claim, wait_s)
-        if living is None and key_file.size > keys.BYTES_MAX and not store.fs.shared:
+        if living is None and key_file.length() > keys.BYTES_MAX and not store.fs.shared:
             key_file.remove()
             raise _Moved
         return living
@@ -173,7 +173,7 @@ class KeyedInserter:
         def announce(layout: Layout, batch: Batch, identity: str) -> None:
             if layout.generation != key_file.layout.generation:
                 raise _Moved
-            key_file.append(self._claim(key, batch, identity), sync)
+            key_file.add(self._claim(key, batch, identity), sync)
             if not key_file.is_current():
                 raise _Moved
 
@@ -205,7 +205,7 @@ class Claims:
         self._durable: dict[Batch, int] = {}
         """Up to where this process knows the logs of some batches to be on disk: the end of a line."""
 
-    def living(self, layout: Layout, claim: KeyClaim, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> str | None:
+    def living(self, layout: Layout, claim: KeyClaim, wait_s: float = journals.LOCK_TIMEOUT_S) -> str | None:
         """Return the id of the task that a claim names, durably inserted, if it lives.
 
         None: it does not, and never will again, a power loss included. Call it under the lock of the key's file.
@@ -332,7 +332,7 @@ class Claims:
         """
         store = self.store
         try:
-            with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
+            with LockedBatch(store, batch, journals.LOCK_TIMEOUT_S, create=True) as locked:
                 if not transitions.open_untouched(locked):
                     finishing.retire(locked)
                     return None  # the batch has ended

@@ -33,7 +33,7 @@ from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import NOW, Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
-from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
+from fsqueue.storage import history, journals, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.logs import is_retired
 from fsqueue.storage.store import Store, hash_of
@@ -398,7 +398,7 @@ class SingleInserter:
                 if is_closed or isinstance(error, FileNotFoundError):
                     return None
                 raise error  # none is in the queue
-            wait_s = jsonl.LOCK_TIMEOUT_S
+            wait_s = journals.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
 
     def _prepare(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bytes | None:
@@ -639,7 +639,7 @@ class SingleInserter:
     def _look_for(self, batch: Batch, identities: Collection[str], closing: bool) -> tuple[dict[str, int], int]:
         store = self.store
         try:
-            with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
+            with LockedBatch(store, batch, journals.LOCK_TIMEOUT_S, create=True) as locked:
                 log = locked.log
                 if not locked.replay_state.opened and locked.read_lines() is None:
                     finishing.retire(locked)

@@ -34,7 +34,7 @@ from fsqueue.protocol.losses import (
     why_lost,
     why_unknown,
 )
-from fsqueue.storage import history, jsonl, locked_batch, published, record_times
+from fsqueue.storage import history, journals, locked_batch, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store
 
@@ -465,7 +465,7 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
     name = file_of_waiting(store, batch)
     if name is None:
         return 0
-    waiting = deciding.DecisionWait(store, batch, jsonl.LOCK_TIMEOUT_S)
+    waiting = deciding.DecisionWait(store, batch, journals.LOCK_TIMEOUT_S)
     try:
         while True:
             with LockedBatch(store, batch, waiting.wait_s, create=True) as locked:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fsqueue.errors import StorageError
 from fsqueue.format.names import Batch, UpdateId
-from fsqueue.storage import history, jsonl
+from fsqueue.storage import history, journals
 from fsqueue.storage.given_outcomes import acted_in, records_of
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -19,7 +19,7 @@ HOW_TO_FIND_OUT = (
 
 
 def acted(
-    store: Store, batch: Batch, update: UpdateId, wait_s: float = jsonl.LOCK_TIMEOUT_S
+    store: Store, batch: Batch, update: UpdateId, wait_s: float = journals.LOCK_TIMEOUT_S
 ) -> list[tuple[int, dict[str, Any]]] | None:
     """Return the records of an update that have acted in a batch, each with its offset: none, if it is prepared or
     void; None if nothing tells.

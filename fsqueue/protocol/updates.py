@@ -53,7 +53,7 @@ from fsqueue.protocol.update_plan import (
     in_the_way,
 )
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
-from fsqueue.storage import decisions, history, jsonl, record_times
+from fsqueue.storage import decisions, history, journals, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
@@ -478,7 +478,7 @@ class _Try:
             task, generation = opened.plan.keyed[key], opened.store.queue_state.generation
 
             note = partial(self._note_inserts, opened, [task])
-            wait_s = max(LEAST_WAIT_S, min(jsonl.LOCK_TIMEOUT_S, self._wait_s))
+            wait_s = max(LEAST_WAIT_S, min(journals.LOCK_TIMEOUT_S, self._wait_s))
             try:
                 ref = opened.keyed.prepare(task, self._part, note, self._syncs, wait_s)
             except QueueNotFound:

@@ -16,9 +16,10 @@ from pyspark.sql.types import StructType
 from fsqueue.clock import Clock
 from fsqueue.errors import InvalidArgument
 from fsqueue.format import names
+from fsqueue.interruptions import suppress
 from fsqueue.spark import schemas, views
 from fsqueue.spark.options import ReadOptions
-from fsqueue.storage import history, jsonl
+from fsqueue.storage import history, journals
 from fsqueue.storage.discovery import queues_in
 from fsqueue.storage.store import Store
 
@@ -143,32 +144,24 @@ class HistoryStream(DataSourceStreamReader):  # type: ignore[misc]
 
 def _end(store: Store, path: str) -> int:
     """Return how many bytes of a file are whole lines."""
-    try:
-        fd = store.fs.look_anew(path)
-    except FileNotFoundError:
-        return 0
-    with store.fs.closing(fd):
-        at = store.fs.fstat(fd).st_size
+    with suppress(FileNotFoundError), journals.opened(store.fs, path) as file:
+        at = file.length()
         while at > 0:
             size = min(PIECE_BYTES, at)
-            last = store.fs.pread(fd, size, at - size).rfind(b"\n")
+            last = store.fs.pread(file.fd, size, at - size).rfind(b"\n")
             if last >= 0:
                 return at - size + last + 1
             at -= size
-        return 0
+    return 0
 
 
 def _lines(store: Store, piece: Slice) -> Iterator[bytes]:
     day, shard = names.parse_day(piece.day), names.parse_shard_file(f"{piece.shard}.jsonl", store.layout.shards)
     if day is None or shard is None:
         return
-    try:
-        fd = store.fs.look_anew(store.layout.history(day, shard))
-    except FileNotFoundError:  # `gc` has removed the day
-        return
-    with store.fs.closing(fd):
-        left = piece.end - piece.begin
-        for length, lines in jsonl.pieces_of(store.fs, fd, piece.begin):
+    path, left = store.layout.history(day, shard), piece.end - piece.begin
+    with suppress(FileNotFoundError), journals.opened(store.fs, path) as file:  # `gc` has removed the day
+        for length, lines in file.pieces(piece.begin):
             yield from lines[:left].split(b"\n")[:-1]
             left -= length
             if left <= 0:

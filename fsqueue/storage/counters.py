@@ -20,6 +20,7 @@ from fsqueue.filesystem import NOT_FILES, PassingOverStrays
 from fsqueue.format import names
 from fsqueue.format.layout import COUNTERS, Layout
 from fsqueue.format.names import CounterName
+from fsqueue.interruptions import suppress
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
@@ -83,12 +84,12 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
     own = NUMBERS.index(store.counter_number)
     for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
         try:
-            with store.locked(layout.counter(number), wait_s / 4, durable=store.sync_movements) as fd:
-                offset = reserve(store, fd, durable=store.sync_movements)
+            with store.locked(layout.counter(number), wait_s / 4, durable=store.sync_movements) as file:
+                offset = reserve(store, file.fd, durable=store.sync_movements)
                 locked.append_record("count", at, file=number, offset=offset, count=missing)
-                fs.write_all(fd, mark(log.batch, missing))
+                fs.write_all(file.fd, mark(log.batch, missing))
                 if store.sync_movements:
-                    fs.fsync(fd)
+                    fs.fsync(file.fd)
                 return
         except LockTimeout:
             continue
@@ -103,10 +104,10 @@ def note_cancelled(locked: LockedBatch, wait_s: float) -> None:
     and is repeated.
     """
     store = locked.store
-    with store.locked(locked.log.layout.cancelled, wait_s, durable=store.sync_movements) as fd:
-        store.fs.write_all(fd, CANCELLED)
+    with store.locked(locked.log.layout.cancelled, wait_s, durable=store.sync_movements) as file:
+        store.fs.write_all(file.fd, CANCELLED)
         if store.sync_movements:
-            store.fs.fsync(fd)
+            store.fs.fsync(file.fd)
 
 
 def cancelled(store: Store) -> int:
@@ -143,12 +144,8 @@ def _marks(store: Store, number: CounterName, size: int) -> int:
         offset, found, since = 0, 0, now
     if offset >= size:
         return found
-    try:
-        fd = fs.look_anew(path)
-    except FileNotFoundError:
-        return 0  # purged meanwhile
     lasting = True
-    try:
+    with suppress(FileNotFoundError), fs.closing(fs.look_anew(path)) as fd:
         while offset < size:
             data = fs.pread(fd, min(READ_BYTES, size - offset), offset)
             if not data:
@@ -162,9 +159,8 @@ def _marks(store: Store, number: CounterName, size: int) -> int:
                 sound = data  # its last NULs may be written over yet: they are looked at again
             found += len(sound) - sound.count(GUARD)
             offset += len(sound)
-    finally:
-        fs.close(fd)
-    return found
+        return found
+    return 0  # purged meanwhile
 
 
 def sizes(store: Store) -> dict[CounterName, int]:

@@ -25,7 +25,7 @@ from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out
-from fsqueue.storage import jsonl, letter_files, retrying
+from fsqueue.storage import journals, letter_files, retrying
 from fsqueue.storage.locked_batch import LOST, LockedBatch
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
@@ -54,30 +54,18 @@ def write(
     wanted = [index for index in tasks if index not in log.lettered]
     shard = log.layout.shard(log.batch)
     sync = store.sync_inserts and not certain
-    with letter_files.locked(store, log.layout, shard, timeout_s, durable=store.sync_inserts) as fd:
+    with letter_files.locked(store, log.layout, shard, timeout_s, durable=store.sync_inserts) as file:
         if wanted and not store.fs.same_file(log.fd, log.path):
             return 0  # this process has lost the batch's lock, and another has finished it, which includes its letters
         if wanted and not certain:
-            there, settled = letter_files.dead_and_settled(store, fd)
+            there, settled = letter_files.dead_and_settled(file)
             wanted = [index for index in wanted if names.task_id(log.batch, index) not in there | settled]
         if wanted:
-            jsonl.append(
-                store.fs,
-                fd,
-                b"".join(
-                    _letter(
-                        log.batch,
-                        locked.replay_state,
-                        index,
-                        payload_of(index),
-                        locked.key_and_priority(index),
-                    )
-                    for index in wanted
-                ),
-                sync,
-            )
+            state, more = locked.replay_state, locked.key_and_priority
+            letters = [_letter(log.batch, state, index, payload_of(index), more(index)) for index in wanted]
+            file.append(b"".join(letters), sync)
         elif sync:
-            store.fs.fsync(fd)
+            store.fs.fsync(file.fd)
     log.lettered.update(wanted)
     return len(wanted)
 
@@ -85,12 +73,12 @@ def write(
 def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable[int]) -> None:
     """Write the letters of a finished batch that are missing all the same, without the payloads, which are gone."""
     shard = store.layout.shard(batch)
-    with letter_files.locked(store, store.layout, shard, durable=store.sync_inserts) as fd:
-        there, settled = letter_files.dead_and_settled(store, fd)
+    with letter_files.locked(store, store.layout, shard, durable=store.sync_inserts) as file:
+        there, settled = letter_files.dead_and_settled(file)
         for line in letter_files.given_back(store, shard, names.birth_ms(batch)):
             settled.update(one for one in line["ids"] if isinstance(one, str))
         lost = [index for index in tasks if names.task_id(batch, index) not in there | settled]
-        jsonl.append(store.fs, fd, b"".join(_letter(batch, replay_state, index, LOST) for index in lost), True)
+        file.append(b"".join(_letter(batch, replay_state, index, LOST) for index in lost), True)
 
 
 def _letter(
@@ -125,8 +113,8 @@ class Ids:
         """The names of the files in `staging/` that are as good as published, if they are there still."""
         layout = store.layout
 
-        def read(shard: Shard, fd: int) -> tuple[set[str], set[str], frozenset[str]]:
-            return *letter_files.dead_and_settled(store, fd), retrying.read_on(store, layout.dead(shard), fd)
+        def read(_: Shard, file: journals.Journal) -> tuple[set[str], set[str], frozenset[str]]:
+            return *letter_files.dead_and_settled(file), retrying.read_on(store, file)
 
         for some, others, staged in letter_files.each(store, layout, read, only):
             self.dead |= some
@@ -142,7 +130,7 @@ class Ids:
 def known(store: Store, shard: Shard) -> set[str]:
     """Return the ids in a shard that have a letter, or had one that was dealt with."""
     found: set[str] = set()
-    for ids in letter_files.each(store, store.layout, lambda _, fd: letter_files.dead_and_settled(store, fd), [shard]):
+    for ids in letter_files.each(store, store.layout, lambda _, file: letter_files.dead_and_settled(file), [shard]):
         found.update(*ids)
     for line in letter_files.given_back(store, shard):
         found.update(one for one in line["ids"] if isinstance(one, str))
@@ -181,34 +169,21 @@ def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLett
     path = layout.dead(shard)
     for is_last in (False, True):
         try:
-            fd = store.fs.look_anew(path)
+            with journals.opened(store.fs, path) as file:
+                for letter in _letters(file):
+                    if letter.id not in given:
+                        given.add(letter.id)
+                        yield letter
+                    del letter
+                return
         except FileNotFoundError:
             return
         except OSError as error:
             let_out(error)
-            _name_what_hides(store, path, error)
-            raise
-        try:
-            for letter in _letters(store, fd):
-                if letter.id not in given:
-                    given.add(letter.id)
-                    yield letter
-                del letter
-        except OSError as error:
-            let_out(error)
-            _name_what_hides(store, path, error)
+            if error.errno in NOT_FILES:
+                raise store.fs.hidden(path, error.errno or 0) from error
             if error.errno != errno.ESTALE or is_last:
                 raise
-        else:
-            return
-        finally:
-            store.fs.close(fd)
-
-
-def _name_what_hides(store: Store, path: str, error: OSError) -> None:
-    """Raise HiddenTasks if the error of a file of letters says that something else stands in its place."""
-    if error.errno in NOT_FILES:
-        raise store.fs.hidden(path, error.errno or 0) from error
 
 
 def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
@@ -223,18 +198,18 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
     for shard in store.entropy.shuffled(shards):
         if left <= 0:
             return found, False
-        for letters, size in letter_files.each(store, store.layout, lambda _, fd: _latest(store, fd, share), [shard]):
+        for letters, size in letter_files.each(store, store.layout, lambda _, file: _latest(file, share), [shard]):
             found += letters
             left -= min(size, share)
             whole = whole and size <= share
     return found, whole
 
 
-def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
+def _latest(file: journals.Journal, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
     """Return the letters at the end of one file, of which about `bytes_max` bytes are read; and its size."""
     dead: dict[str, DeadLetter] = {}
     settled: set[str] = set()
-    for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
+    for _, line in file.lines_from_end(bytes_max):
         record = letter_files.parse(line)
         if record is not None and record["op"] == "dead":
             if record["id"] not in settled:
@@ -244,7 +219,7 @@ def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter]
                 if isinstance(one, str):
                     settled.add(one)
                     dead.pop(one, None)  # a `dead` line behind this one is a repeat
-    return dead.values(), store.fs.fstat(fd).st_size
+    return dead.values(), file.length()
 
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:
@@ -274,18 +249,18 @@ def _settling(store: Store, batch: Batch, is_wanted: Callable[[dict[str, Any]], 
     """Return the first `retried` or `purged` line that is wanted, of those of a batch's shard since its birth."""
     shard = store.layout.shard(batch)
 
-    def look(shard: Shard, fd: int) -> dict[str, Any] | None:
-        return next(filter(is_wanted, letter_files.settling(store, fd)), None)
+    def look(_: Shard, file: journals.Journal) -> dict[str, Any] | None:
+        return next(filter(is_wanted, letter_files.settling(file)), None)
 
     here = letter_files.each(store, store.layout, look, [shard])
     given_back = filter(is_wanted, letter_files.given_back(store, shard, names.birth_ms(batch)))
     return next(filter(None, chain(here, given_back)), None)
 
 
-def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
+def _letters(file: journals.Journal) -> Iterator[DeadLetter]:
     """Yield the letters of a file that were not dealt with. A repeat of one is dropped."""
-    passed = letter_files.settled(store, fd)
-    for line in letter_files.lines(store, fd):
+    passed = letter_files.settled(file)
+    for line in letter_files.records(file):
         if line["op"] == "dead" and line["id"] not in passed:
             passed.add(line["id"])
             yield _decode(line)
@@ -320,8 +295,8 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
 def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Throw letters away; they leave *inserted*, too. Returns how many."""
 
-    def act(layout: Layout, fd: int, part: list[EndedTask]) -> None:
-        jsonl.append(store.fs, fd, retrying.settled_line(store, "purged", part), store.sync_inserts)
+    def act(layout: Layout, file: journals.Journal, part: list[EndedTask]) -> None:
+        file.append(retrying.settled_line(store, "purged", part), store.sync_inserts)
 
     return _settle(store, wanted, where, lambda letter: EndedTask(letter.id), act)
 
@@ -358,7 +333,7 @@ def _settle(
     wanted: set[str] | None,
     where: Where | None,
     task_of: Callable[[DeadLetter], EndedTask | None],
-    act: Callable[[Layout, int, list[EndedTask]], None],
+    act: Callable[[Layout, journals.Journal, list[EndedTask]], None],
 ) -> int:
     """Have `act` settle letters of locked files, some at a time; returns how many. Those of which `task_of` makes None
     are left out.
@@ -379,21 +354,21 @@ def _settle(
                 chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
                 if not chosen:
                     continue
-            with settlement.locked(shard) as fd:
-                if fd is None:
+            with settlement.locked(shard) as file:
+                if file is None:
                     continue
-                letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
+                letters = (letter for letter in _letters(file) if chosen is None or letter.id in chosen)
                 for part in retrying.parts(store, filter(None, map(task_of, letters))):
-                    act(layout, fd, part)
+                    act(layout, file, part)
                     settlement.count += len(part)
-                _give_back(store, layout, shard, fd)
+                _give_back(store, layout, shard, file)
     return settlement.count
 
 
-def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
+def _give_back(store: Store, layout: Layout, shard: Shard, file: letter_files.LetterFile) -> int:
     """Give back what was settled of a locked file, if that is worth it. What fails is told, and is left to upkeep."""
     try:
-        return letter_files.give_back(store, layout, shard, fd)
+        return letter_files.give_back(store, layout, shard, file)
     except FileNotFoundError:
         raise  # a purge took the files
     except (OSError, FsqueueError) as error:
@@ -408,5 +383,5 @@ def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
 
 def give_back(store: Store, shard: Shard) -> int:
     """Give back what was settled in a shard's file, for upkeep. Returns how many bytes; LockTimeout if it is busy."""
-    with letter_files.locked(store, store.layout, shard, UPKEEP_WAIT_S) as fd:
-        return _give_back(store, store.layout, shard, fd)
+    with letter_files.locked(store, store.layout, shard, UPKEEP_WAIT_S) as file:
+        return _give_back(store, store.layout, shard, file)

@@ -22,9 +22,10 @@ from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
 from fsqueue.format.groups import bell_of
 from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.interruptions import is_interruption, let_out, suppress
-from fsqueue.storage import given_outcomes, group_directory, jsonl
+from fsqueue.storage import given_outcomes, group_directory, journals
 from fsqueue.storage.bells import RingingDoorbell
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
@@ -257,35 +258,45 @@ def _decide(
     """
     fs = group.fs
     path = decisions.path_of(group.path, name)
-    with jsonl.locked_existing(fs, clock, entropy, path, wait_s, os.O_APPEND) as fd:
-        jsonl.must_have_one_name(fs, fd, path)
-        state = DecisionState()
-        torn = state.replay(fs.all_pieces(fd))
+    with journals.locked(DecisionFile, fs, clock, entropy, path, wait_s) as file:
+        state = file.catch_up()
         if update not in state.first and not state.is_gone:
-            append(fs, fd, path, state, torn, line(clock.now_ms()))
+            file.add(line(clock.now_ms()))
         found = state.first.get(update)
         if found is not None and found.outcome == "commit":
-            fs.fsync(fd)
+            fs.fsync(file.fd)
         return found
 
 
-def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, line: bytes) -> None:
-    """Append a line to a locked decision file, and read back what stands there. The state is caught up, and follows.
+class DecisionFile(Journal):
+    """An open decision file, and what it says as far as it was read. Each line that is added is read back."""
 
-    StorageError if the line is not there afterwards, whole, behind what the state knew.
-    """
-    begin = state.end
-    _write(fs, fd, path, state, torn, line)
-    state.replay(fs.all_pieces(fd, begin) if torn else [(begin, line)])
+    __slots__ = ("state", "torn")
 
+    def __init__(self, fs: Filesystem, path: str, fd: int) -> None:
+        super().__init__(fs, path, fd)
+        self.state = DecisionState()
+        self.torn = 0
+        """Bytes of a torn line behind what was read."""
 
-def _write(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, line: bytes) -> None:
-    data, begin = (movements.VOID if torn else b"") + line, state.end
-    fs.write_all(fd, data)
-    if fs.shared:
-        fs.fsync(fd)
-    if fs.pread(fd, len(data) + 1, begin + torn) != data:
-        raise StorageError(f"What was appended to {path} is not what is there: the lock was lost. Look again.")
+    def catch_up(self) -> DecisionState:
+        """Read what was appended since, and return what the file says. Call it under the lock, before `add`."""
+        self.torn = self.state.replay(self.fs.all_pieces(self.fd, self.state.end))
+        self.size = self.state.end + self.torn
+        return self.state
+
+    def end_of_torn(self, size: int) -> bytes:
+        """Return what closes off a torn line: see `Journal`. It is known without a look."""
+        return movements.VOID if self.torn else b""
+
+    def add(self, line: bytes) -> None:
+        """Append a line. The state follows.
+
+        StorageError if the line is not there afterwards, whole, behind what the state knew.
+        """
+        begin = self.state.end
+        self.append(line, read_back=True)
+        self.torn = self.state.replay(self.fs.all_pieces(self.fd, begin) if self.torn else [(begin, line)])
 
 
 # -- the process's own ---------------------------------------------------------------------------------------------
@@ -304,13 +315,14 @@ class Vote:
         """Whether a power loss cannot take the decision any more. False after a sync that has failed."""
 
 
-class _Opened:
-    """An open descriptor, closed when the last thread that uses it lets go of it."""
+class _Opened(DecisionFile):
+    """A decision file that stays open. It is closed when the last thread that uses it lets go of it."""
 
-    __slots__ = ("_kept", "fd")
+    __slots__ = ("_kept",)
 
-    def __init__(self, fs: Filesystem, fd: int) -> None:
-        self.fd, self._kept = fd, resources.Kept(fd, fs.drop)
+    def __init__(self, fs: Filesystem, path: str, fd: int) -> None:
+        super().__init__(fs, path, fd)
+        self._kept = resources.Kept(fd, fs.drop)
 
 
 class OwnDecisionFile:
@@ -325,7 +337,7 @@ class OwnDecisionFile:
         """Whether its name is known to be on disk."""
         self.used_at = clock.monotonic()
         self._opened: _Opened | None = opened
-        self._state = DecisionState()
+        self._state = opened.state
         self._mutex = resources.OwnedLock()
         self._syncing = resources.Mutex()
         self._synced = 0
@@ -369,7 +381,7 @@ class OwnDecisionFile:
                 raise DecisionBusy(
                     f"The decision file {self.path} has been locked for {WAIT_S:g} s by a stopped process."
                 )
-            torn = state.replay(fs.all_pieces(fd, state.end))
+            opened.catch_up()
             links = fs.fstat(fd).st_nlink
             if links != 1:  # another program has removed it, or given it a second name
                 self.is_left = True
@@ -379,10 +391,10 @@ class OwnDecisionFile:
                 vote.is_begun = True
                 at = clock.now_ms()
                 line = decisions.commit(at, vote.update, vote.logs)
-                if torn:
-                    append(fs, fd, self.path, state, torn, line)
+                if opened.torn:
+                    opened.add(line)
                 else:
-                    _write(fs, fd, self.path, state, torn, line)
+                    opened.append(line, read_back=True)
                     state.replay_own(line, at, vote.update, tuple(vote.logs))
                 found = state.first[vote.update]
             self.is_left = self.is_left or state.is_gone
@@ -486,7 +498,8 @@ class OwnDecisionFiles:
     def _made(self, group: GroupDirectory, clock: Clock, entropy: Entropy, worker: dict[str, Any]) -> OwnDecisionFile:
         now = clock.now_ms()
         name = names.new_decisions(entropy, now)
-        fd = group.fs.create(decisions.path_of(group.path, name))
+        path = decisions.path_of(group.path, name)
+        fd = group.fs.create(path)
         try:
             group.fs.write_all(fd, decisions.opening(now, group.state.id, worker))
             if group.fs.shared:
@@ -494,4 +507,4 @@ class OwnDecisionFiles:
         except BaseException:
             group.fs.close(fd)
             raise
-        return OwnDecisionFile(group, name, _Opened(group.fs, fd), clock)
+        return OwnDecisionFile(group, name, _Opened(group.fs, path, fd), clock)

@@ -15,7 +15,8 @@ from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import movements, names, nesting, task_file, wording
 from fsqueue.format.names import Batch, Day, Shard, day_of
 from fsqueue.format.replay import ReplayState
-from fsqueue.storage import jsonl
+from fsqueue.interruptions import suppress
+from fsqueue.storage import journals
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
@@ -45,8 +46,8 @@ def keep(locked: LockedBatch, at: int, timeout_s: float, tasks: bytes = b"") -> 
     )
     path = log.layout.history(day_of(at), log.layout.shard(log.batch))
     sync = store.settings.durability == "strict"
-    with store.locked(path, timeout_s, durable=sync) as fd:
-        jsonl.append(store.fs, fd, line, sync)
+    with store.locked(path, timeout_s, durable=sync) as file:
+        file.append(line, sync)
 
 
 def days(store: Store) -> list[Day]:
@@ -125,7 +126,7 @@ def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
                 if found is not None:
                     seen.add(found.batch)
                     yield found
-                elif jsonl.is_bad(line, lambda line: parse(line) is not None):
+                elif journals.is_bad(line, lambda line: parse(line) is not None):
                     unread.append(batch)
         damaged += sum(batch not in seen for batch in unread)
     if damaged:
@@ -231,20 +232,20 @@ def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: i
     found = Recent([], since, 0)
     earliest = since - LATE_MS
     for day in days:
-        with PassingOverStrays(), store.fs.closing(store.fs.look_anew(store.layout.history(day, shard))) as fd:
-            if not _recent(store, fd, earliest, bytes_max, found):
+        with PassingOverStrays(), journals.opened(store.fs, store.layout.history(day, shard)) as file:
+            if not _recent(file, earliest, bytes_max, found):
                 break
     return found
 
 
-def _recent(store: Store, fd: int, earliest: int, bytes_max: int, found: Recent) -> bool:
+def _recent(file: journals.Journal, earliest: int, bytes_max: int, found: Recent) -> bool:
     """Return whether an earlier day's file may have more."""
-    size = store.fs.fstat(fd).st_size
-    page = store.fs.pread(fd, PAGE_BYTES, max(0, size - PAGE_BYTES))
+    size = file.length()
+    page = file.fs.pread(file.fd, PAGE_BYTES, max(0, size - PAGE_BYTES))
     if 0 <= _finished_at(page) < earliest:
         return False
     begin, last = size, -1
-    for offset, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
+    for offset, line in file.lines_from_end(bytes_max):
         finished_at = finished_ms(line)
         if 0 <= finished_at < earliest:
             return False
@@ -388,16 +389,12 @@ _COUNT = re.compile(rb'\{"batch":"[^"]{1,64}","count":([0-9]{1,9}),')
 
 def beginnings(store: Store, path: str) -> Iterator[bytes]:
     """Yield the lines of a file; of a torn last one the first page."""
-    end = 0
-    for offset, line, length in _lines_at(store, path):
-        end = offset + length + 1
-        yield line
-    try:
-        with store.fs.closing(store.fs.look_anew(path)) as fd:
-            torn = store.fs.pread(fd, PAGE_BYTES, end)
-    except FileNotFoundError:
-        return
-    yield torn
+    with suppress(FileNotFoundError), journals.opened(store.fs, path) as file:
+        end = 0
+        for offset, line, length in file.lines_at():
+            end = offset + length + 1
+            yield line
+        yield store.fs.pread(file.fd, PAGE_BYTES, end)
 
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:
@@ -405,9 +402,5 @@ def _lines(store: Store, path: str) -> Iterator[bytes]:
 
 
 def _lines_at(store: Store, path: str) -> Iterator[tuple[int, bytes, int]]:
-    try:
-        fd = store.fs.look_anew(path)
-    except FileNotFoundError:
-        return
-    with store.fs.closing(fd):
-        yield from jsonl.lines_at(store.fs, fd)
+    with suppress(FileNotFoundError), journals.opened(store.fs, path) as file:
+        yield from file.lines_at()

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 from fsqueue.cluster.identity import describe
-from fsqueue.errors import LockTimeout, SecondName, StorageError
+from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import Filesystem
 from fsqueue.format import keys, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, Layout
 from fsqueue.interruptions import let_out
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.store import Store
 
-LOOKS = 10
-"""Maximum number of times that a file is opened which others keep removing."""
 LOOK_BYTES_MAX = 1 << 20
 """Maximum number of bytes from the end in which the last line that can be read is looked for."""
 BYTES_MAX = 64 << 10
@@ -30,27 +31,45 @@ a network mount with the next key epoch.
 """
 
 
-class KeyFile:
+class KeyFile(Journal):
     """The file of a key, open and locked, and named so by its path when it was locked."""
 
-    __slots__ = ("_fd", "_size", "_store", "epochs", "layout", "path")
+    __slots__ = ("_key", "_store", "epochs", "layout")
 
     def __init__(
-        self, store: Store, layout: Layout, epochs: KeyEpochs, fd: int, path: str, size: int | None = None
+        self, store: Store, layout: Layout, epochs: KeyEpochs, key: str | None, fs: Filesystem, path: str, fd: int
     ) -> None:
+        super().__init__(fs, path, fd)
         self._store = store
-        self._fd = fd
-        self._size = size
-        """How long the file is. None where a lock can be lost, and other processes may append: ask for it there."""
+        self._key = key
         self.layout = layout
         self.epochs = epochs
-        self.path = path
+
+    def is_in_place(self) -> bool:
+        """Return whether the path names the locked file: on a local disk, whether the file has a name.
+
+        Only its lock's holder unlinks it. A purge, or the end of a key epoch, renames a directory above it: the
+        inserter asks for that later. On a network mount this would not do: a process of this host that has an unlinked
+        file open keeps it under another name.
+        """
+        return self.size is not None or super().is_in_place()
+
+    def busy(self, wait_s: float) -> LockTimeout:
+        """Return the error for a lock that stayed busy. It names the process that was the last to write."""
+        if self._key is None:
+            return super().busy(wait_s)
+        last = read(self._store, self.path)
+        who = f" The file last saw {describe(last.holder)}." if last is not None and last.holder else ""
+        return LockTimeout(
+            f"The key {self._key!r} of {self._store.path} has been locked for {wait_s:g} s: a process that inserts a "
+            f"task with it is stopped or cut off.{who} The task was not inserted; its insert may be repeated."
+        )
 
     def last(self, key: str | None = None) -> KeyClaim | None:
         """Return the last claim; None if there is none. A line of any other key than the file's does not count."""
-        if self._size == 0:
+        if self.size == 0:
             return None
-        for _, line in jsonl.lines_from_end(self._store.fs, self._fd, LOOK_BYTES_MAX):
+        for _, line in self.lines_from_end(LOOK_BYTES_MAX):
             claim = keys.parse(line)
             if claim is not None and (self._is_named_by(claim) if key is None else claim.key == key):
                 return claim
@@ -61,36 +80,24 @@ class KeyFile:
 
     def has_no_line(self) -> bool:
         """Return whether not even one whole line is in the file."""
-        return not any(True for _ in jsonl.lines_at(self._store.fs, self._fd))
+        return not any(True for _ in self.lines_at())
 
-    @property
-    def size(self) -> int:
-        """Return how long the file is."""
-        return self._store.fs.fstat(self._fd).st_size if self._size is None else self._size
-
-    def append(self, claim: KeyClaim, sync: bool = False) -> None:
+    def add(self, claim: KeyClaim, sync: bool = False) -> None:
         """Append a claim, and sync it, with the file's name. OSError or StorageError: the lock may be lost.
 
         After an error nothing may be inserted under this lock. `sync`: even if the queue's own inserts are not synced.
         """
-        store, line = self._store, keys.encode(claim)
-        size, self._size = self._size, None  # a torn line may be voided, or the append fail: ask for it again
-        sync = sync or store.sync_inserts
-        if sync and not size:
-            store.names.secure(self._fd, self.path)
-        jsonl.append(store.fs, self._fd, line, sync, size)
-        if store.fs.shared and store.fs.pread(self._fd, len(line) + 1, self.size - len(line)) != line:
-            raise StorageError(
-                f"What was appended to {self.path} is not what is there: the lock was lost. The task was not inserted; "
-                "its insert may be repeated."
-            )
+        sync = sync or self._store.sync_inserts
+        if sync and not self.size:
+            self._store.names.secure(self.fd, self.path)
+        self.append(keys.encode(claim), sync, read_back=self.fs.shared)
 
     def remove(self) -> bool:
         """Unlink the file. Return False if it is gone. Only for a key that is free, and not on a network mount.
 
         There the lock can be lost, and the removal be late: it would remove a file that another process has begun.
         """
-        return self._store.fs.unlink(self.path)
+        return self.fs.unlink(self.path)
 
     def is_current(self) -> bool:
         """Return whether the file is where claims are written still: no purge, and no key epoch, has begun since."""
@@ -101,55 +108,27 @@ class KeyFile:
 
 
 @contextmanager
-def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> Iterator[KeyFile]:
+def locked(store: Store, layout: Layout, key: str, wait_s: float = journals.LOCK_TIMEOUT_S) -> Iterator[KeyFile]:
     """Open the file of a key, making it, and lock it.
 
     LockTimeout names the process that was the last to write to it. FileNotFoundError: the generation has gone.
     """
-    epochs, fs = store.queue_state.key_epochs, store.fs
-    path = layout.key(names.key_digest(key), epochs.present)
-    for _ in range(LOOKS):
-        fd = fs.open_append(path)
-        try:
-            if fs.shared or not fs.try_lock(fd):
-                jsonl.must_have_one_name(fs, fd, path)  # first: the lock of a file from elsewhere is not waited for
-                if not fs.lock(fd, store.clock, store.entropy, wait_s):
-                    raise _timeout(store, path, key, wait_s)
-            if fs.shared:
-                size, is_named = None, fs.same_file(fd, path)
-            else:
-                size, is_named = _names_of(store, fd, path)
-            if is_named:
-                yield KeyFile(store, layout, epochs, fd, path, size)
-                return
-        finally:
-            with fs.closing(fd):
-                fs.end_lock(fd)
-    raise StorageError(f"The file of the key {key!r}, {path}, was removed again and again. The task was not inserted.")
-
-
-def _names_of(store: Store, fd: int, path: str) -> tuple[int, bool]:
-    """Return how long the locked file of a key on a local disk is, and whether it has a name. SecondName.
-
-    Only its lock's holder unlinks it, and so a file that has a name has the one by which it was opened. A purge, or the
-    end of a key epoch, renames a directory above it: the inserter asks for that later. On a network mount this would
-    not do: a process of this host that has an unlinked file open keeps it under another name.
-    """
-    found = store.fs.fstat(fd)
-    if found.st_nlink > 1:
-        raise SecondName(path)
-    return found.st_size, found.st_nlink == 1
-
-
-@contextmanager
-def locked_existing(store: Store, layout: Layout, path: str, wait_s: float) -> Iterator[KeyFile]:
-    """Open an existing file of a key, and lock it. FileNotFoundError if it is gone; LockTimeout."""
     epochs = store.queue_state.key_epochs
-    with jsonl.locked_existing(store.fs, store.clock, store.entropy, path, wait_s, os.O_APPEND) as fd:
-        yield KeyFile(store, layout, epochs, fd, path)
+    path, kind = layout.key(names.key_digest(key), epochs.present), partial(KeyFile, store, layout, epochs, key)
+    how = journals.MADE, journals.ANEW  # upkeep, or another inserter, may have removed it just before it was locked
+    with journals.locked(kind, store.fs, store.clock, store.entropy, path, wait_s, *how) as file:
+        yield file
 
 
-def earlier(store: Store, file: KeyFile, key: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> KeyClaim | None:
+def locked_existing(
+    store: Store, layout: Layout, path: str, wait_s: float, key: str | None = None
+) -> AbstractContextManager[KeyFile]:
+    """Open an existing file of a key, and lock it. FileNotFoundError if it is gone; LockTimeout."""
+    kind = partial(KeyFile, store, layout, store.queue_state.key_epochs, key)
+    return journals.locked(kind, store.fs, store.clock, store.entropy, path, wait_s, one_name=False)
+
+
+def earlier(store: Store, file: KeyFile, key: str, wait_s: float = journals.LOCK_TIMEOUT_S) -> KeyClaim | None:
     """Return the last claim of a key in the epoch before the present one, if that counts still. None if there is none.
 
     `file`: the key's file in the present epoch, which has no claim of this key. LockTimeout: an inserter that began
@@ -161,12 +140,10 @@ def earlier(store: Store, file: KeyFile, key: str, wait_s: float = jsonl.LOCK_TI
     path = layout.key(names.key_digest(key), epochs.earlier)
     make_directory(store, os.path.dirname(path))
     try:
-        with locked_existing(store, layout, path, wait_s) as before:
+        with locked_existing(store, layout, path, wait_s, key) as before:
             return before.last(key)
     except FileNotFoundError:
         return None
-    except LockTimeout:
-        raise _timeout(store, path, key, wait_s) from None
 
 
 def make_directory(store: Store, path: str) -> None:
@@ -182,18 +159,13 @@ def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
     """Return the last claim in a file, without its lock: a hint. None if there is none, or it cannot be read. `key`: as
     for `last`.
     """
+    epochs = store.queue_state.key_epochs
     try:
-        fd = store.fs.look_anew(path)
+        with store.fs.closing(store.fs.look_anew(path)) as fd:
+            return KeyFile(store, store.layout, epochs, key, store.fs, path, fd).last(key)
     except OSError as error:
         let_out(error)
         return None
-    try:
-        return KeyFile(store, store.layout, store.queue_state.key_epochs, fd, path).last(key)
-    except OSError as error:
-        let_out(error)
-        return None
-    finally:
-        store.fs.close(fd)
 
 
 def files(store: Store, layout: Layout, epoch: int) -> Iterator[str]:
@@ -207,12 +179,3 @@ def files_of(store: Store, layout: Layout, epoch: int, shard: names.Shard) -> It
     for name in store.fs.names(f"{layout.keys(epoch)}/{shard}"):
         if (digest := names.parse_key_file(name)) is not None and layout.shard(digest) == shard:
             yield layout.key(digest, epoch)
-
-
-def _timeout(store: Store, path: str, key: str, wait_s: float) -> LockTimeout:
-    last = read(store, path)
-    who = f" The file last saw {describe(last.holder)}." if last is not None and last.holder else ""
-    return LockTimeout(
-        f"The key {key!r} of {store.path} has been locked for {wait_s:g} s: a process that inserts a task with it is "
-        f"stopped or cut off.{who} The task was not inserted; its insert may be repeated."
-    )

@@ -15,6 +15,7 @@ file does 4. So a renaming that a file server executes late changes nothing: not
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,13 +24,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from fsqueue.errors import SecondName, StorageError
-from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
+from fsqueue.errors import SecondName
+from fsqueue.filesystem import NOT_FILES, Filesystem, asking_again, either_of_two
 from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.interruptions import suppress
-from fsqueue.storage import history, jsonl, listing, staging
+from fsqueue.storage import history, journals, listing, staging
 from fsqueue.storage.store import Store
 
 T = TypeVar("T")
@@ -38,8 +39,6 @@ LETTER = b'{"op":"dead",'
 """What the line of every letter begins with."""
 BLOCK_BYTES = 4096
 """A file is replaced only if that gives back more than this: filesystems give room in blocks."""
-TRIES = 10
-"""Maximum number of times that a file is opened which others replace. Each replacement halves it."""
 MOVED_BYTES = 128
 """More than the length of a `moved` line."""
 _MOVED = re.compile(
@@ -52,9 +51,9 @@ HEADER_BYTES = 64
 # -- lines ---------------------------------------------------------------------------------------------
 
 
-def lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+def records(file: journals.Journal) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file that make sense."""
-    for line in jsonl.lines_of(store.fs, fd):
+    for line in file.lines():
         record = parse(line)
         del line  # letters may be long: none is held while the next one is read
         if record is not None:
@@ -78,13 +77,13 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def dead_and_settled(store: Store, fd: int) -> tuple[set[str], set[str]]:
+def dead_and_settled(file: journals.Journal) -> tuple[set[str], set[str]]:
     """Return the ids that are dead, and those that were dealt with."""
     dead: set[str] = set()
     settled: set[str] = set()
-    if store.fs.fstat(fd).st_size <= HEADER_BYTES:
+    if file.length() <= HEADER_BYTES:
         return dead, settled  # no line that counts is so short: all letters were settled and given back
-    for line in lines(store, fd):
+    for line in records(file):
         if line["op"] == "dead":
             if line["id"] not in settled:
                 dead.add(line["id"])
@@ -97,9 +96,9 @@ def dead_and_settled(store: Store, fd: int) -> tuple[set[str], set[str]]:
     return dead, settled
 
 
-def settling(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+def settling(file: journals.Journal) -> Iterator[dict[str, Any]]:
     """Yield the lines that say which ids were dealt with. Letters are not parsed for that, and long ones not held."""
-    for _, piece in jsonl.pieces_of(store.fs, fd, 0, shortened=LETTER):
+    for _, piece in file.pieces(0, shortened=LETTER):
         for line in piece.split(b"\n"):
             if line and not line.startswith(LETTER):
                 record = parse(line)
@@ -107,9 +106,9 @@ def settling(store: Store, fd: int) -> Iterator[dict[str, Any]]:
                     yield record
 
 
-def settled(store: Store, fd: int) -> set[str]:
+def settled(file: journals.Journal) -> set[str]:
     """Return the ids that were dealt with."""
-    return {one for line in settling(store, fd) for one in line["ids"] if isinstance(one, str)}
+    return {one for line in settling(file) for one in line["ids"] if isinstance(one, str)}
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def _has_more(store: Store, path: str) -> bool:
 
 
 def each(
-    store: Store, layout: Layout, read: Callable[[Shard, int], T], only: Iterable[Shard] | None = None
+    store: Store, layout: Layout, read: Callable[[Shard, journals.Journal], T], only: Iterable[Shard] | None = None
 ) -> Iterator[T]:
     """Yield what `read` makes of the files that have letters (or of those of some shards), one after the other.
 
@@ -149,8 +148,8 @@ def each(
         path = layout.dead(shard)
 
         def opened(shard: Shard = shard, path: str = path) -> T:
-            with store.fs.closing(store.fs.look_anew(path)) as fd:
-                return read(shard, fd)
+            with journals.opened(store.fs, path) as file:
+                return read(shard, file)
 
         with suppress(FileNotFoundError):
             yield asking_again(opened)
@@ -163,9 +162,9 @@ class Version(NamedTuple):
     begin: bytes
 
 
-def version(store: Store, fd: int) -> Version:
+def version(file: journals.Journal) -> Version:
     """Return the version of an open file."""
-    return Version(store.fs.fstat(fd).st_ino, store.fs.pread(fd, HEADER_BYTES, 0))
+    return Version(file.fs.fstat(file.fd).st_ino, file.fs.pread(file.fd, HEADER_BYTES, 0))
 
 
 class State(NamedTuple):
@@ -179,9 +178,9 @@ class State(NamedTuple):
     changed_ns: int
 
 
-def state_of(store: Store, fd: int) -> State:
+def state_of(file: journals.Journal) -> State:
     """Return the state of an open file."""
-    found = store.fs.fstat(fd)
+    found = file.fs.fstat(file.fd)
     return State(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
@@ -194,7 +193,8 @@ def look(store: Store, layout: Layout, shard: Shard, strict: bool = False) -> tu
     path = layout.dead(shard)
     try:
         with store.fs.closing(store.fs.look(path)) as fd:
-            return version(store, fd), state_of(store, fd)
+            file = journals.Journal(store.fs, path, fd)
+            return version(file), state_of(file)
     except OSError as error:
         if error.errno not in (errno.ENOENT, *NOT_FILES):
             raise
@@ -206,60 +206,80 @@ def look(store: Store, layout: Layout, shard: Shard, strict: bool = False) -> tu
 # -- locking ---------------------------------------------------------------------------------------------
 
 
+class LetterFile(journals.Journal):
+    """The locked file of a shard's letters."""
+
+    __slots__ = ("_layout", "_shard", "_store")
+
+    def __init__(self, store: Store, layout: Layout, shard: Shard, fs: Filesystem, path: str, fd: int) -> None:
+        super().__init__(fs, path, fd)
+        self._store, self._layout, self._shard = store, layout, shard
+
+    def must_have_one_name(self, found: os.stat_result) -> None:
+        """Refuse to write into a file that has a second name, unless that is the one that it had before its renaming.
+
+        A power loss leaves some filesystems (btrfs) with both names: the former one is removed.
+        """
+        if found.st_nlink > 1:
+            header = _HEADER.match(self.fs.pread(self.fd, HEADER_BYTES, 0))
+            former = self._layout.dead_successor(self._shard, header[1].decode()) if header is not None else None
+            is_former = former is not None and self.fs.same_file(self.fd, former) and self.fs.unlink(former)
+            if not is_former or self.fs.fstat(self.fd).st_nlink > 1:
+                raise SecondName(self.path)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path names the locked file, and it is not closed in favour of a successor."""
+        return super().is_in_place() and not self.is_replaced()
+
+    def is_replaced(self) -> bool:
+        """Return whether the file was closed and its successor is in its place now: open that.
+
+        If the process that replaces the file was killed after it had closed this one, this process goes on in its
+        place. If the successor is gone, because a cleaner removed it, the file goes on: the next line follows the
+        `moved` one.
+        """
+        successor = successor_of(self)
+        if successor is None:
+            return False
+        store, layout = self._store, self._layout
+        fresh = layout.dead_successor(self._shard, successor.id)
+        if _is_whole(store, fresh, successor) and store.fs.rename(fresh, self.path):
+            if store.sync_inserts:
+                store.fs.sync_directory(layout.dead_letters)
+            return True
+        return not super().is_in_place()
+
+    def secure_name(self) -> None:
+        """Sync the name of a file that has replaced another, once a process. What is synced to it must stay under it.
+
+        The process that renamed it may not have come so far yet.
+        """
+        if not self.fs.shared:
+            found, names = version(self), self._store.names
+            if found not in names.replaced and _HEADER.match(found.begin):
+                self.fs.sync_directory(self._layout.dead_letters)
+                names.replaced.add(found)
+
+
 @contextmanager
 def locked(
-    store: Store, layout: Layout, shard: Shard, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False
-) -> Iterator[int]:
+    store: Store, layout: Layout, shard: Shard, wait_s: float = journals.LOCK_TIMEOUT_S, durable: bool = False
+) -> Iterator[LetterFile]:
     """Open a shard's file for appending, and lock it; LockTimeout, HiddenTasks. It is made if it is missing.
 
-    If the process that replaces the file was killed after it had closed the old one, this one goes on in its place.
+    One that others replace is opened anew. Each replacement halves it.
     """
-    path, is_held = layout.dead(shard), False
-    for _ in range(TRIES):
-        try:
-            with store.locked(path, wait_s, durable) as fd:
-                if store.fs.same_file(fd, path) and not _is_replaced(store, layout, shard, fd):
-                    is_held = True
-                    if durable:
-                        _secure_name(store, layout, fd)
-                    yield fd
-                    return
-        except SecondName:
-            if is_held or not _drop_second_name(store, layout, shard):
-                raise
-        except OSError as error:
-            if is_held or error.errno not in NOT_FILES:
-                raise
-            raise store.fs.hidden(path, error.errno or 0) from error
-    raise StorageError(f"{path} was replaced {TRIES} times while it was to be locked. Repeat.")
-
-
-def _secure_name(store: Store, layout: Layout, fd: int) -> None:
-    """Sync the name of a file that has replaced another, once a process. What is synced to it must stay under it.
-
-    The process that renamed it may not have come so far yet.
-    """
-    if not store.fs.shared:
-        found = version(store, fd)
-        if found not in store.names.replaced and _HEADER.match(found.begin):
-            store.fs.sync_directory(layout.dead_letters)
-            store.names.replaced.add(found)
-
-
-def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
-    """Return whether a locked file was closed and its successor is in its place now: open that.
-
-    If the successor is gone, because a cleaner removed it, the file goes on: the next line follows the `moved` one.
-    """
-    successor = successor_of(store, fd)
-    if successor is None:
-        return False
-    path, fresh = layout.dead(shard), layout.dead_successor(shard, successor.id)
-    if _is_whole(store, fresh, successor) and store.fs.rename(fresh, path):
-        if store.sync_inserts:
-            store.fs.sync_directory(layout.dead_letters)
-        return True
-    return not store.fs.same_file(fd, path)
+    path, kind, is_held = layout.dead(shard), partial(LetterFile, store, layout, shard), False
+    try:
+        with store.locked_as(kind, path, wait_s, durable, journals.ANEW) as file:
+            is_held = True
+            if durable:
+                file.secure_name()
+            yield file
+    except OSError as error:
+        if is_held or isinstance(error, SecondName) or error.errno not in NOT_FILES:
+            raise
+        raise store.fs.hidden(path, error.errno or 0) from error
 
 
 class Successor(NamedTuple):
@@ -269,13 +289,13 @@ class Successor(NamedTuple):
     size: int
 
 
-def successor_of(store: Store, fd: int) -> Successor | None:
+def successor_of(file: journals.Journal) -> Successor | None:
     """Return the successor of a file that is closed: one whose last line says so and stands where it says.
 
     A `moved` line at another offset was appended by a process that had lost its lock: others have appended since.
     """
-    size = store.fs.fstat(fd).st_size
-    end = store.fs.pread(fd, MOVED_BYTES, max(0, size - MOVED_BYTES))
+    size = file.length()
+    end = file.fs.pread(file.fd, MOVED_BYTES, max(0, size - MOVED_BYTES))
     found = _MOVED.search(end)
     if found is None or int(found[2]) != size - len(found[1]):
         return None
@@ -299,36 +319,21 @@ def _is_whole(store: Store, path: str, successor: Successor) -> bool:
         return found.st_size >= successor.size and header is not None and header[1].decode() == successor.id
 
 
-def _drop_second_name(store: Store, layout: Layout, shard: Shard) -> bool:
-    """Remove the name that a file had before its renaming. Return whether there was one.
-
-    A power loss leaves some filesystems (btrfs) with both names.
-    """
-    try:
-        fd = store.fs.look(layout.dead(shard))
-    except FileNotFoundError:
-        return False
-    with store.fs.closing(fd):
-        found = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
-        former = layout.dead_successor(shard, found[1].decode()) if found is not None else None
-        return former is not None and store.fs.same_file(fd, former) and store.fs.unlink(former)
-
-
 # -- giving back -----------------------------------------------------------------------------------------
 
 
-def give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
+def give_back(store: Store, layout: Layout, shard: Shard, file: LetterFile) -> int:
     """Replace a locked file by one without the letters that were settled, if they take up more than half of it.
 
-    Returns how many bytes that gives back; 0 if it was not done. Nothing may be appended to `fd` afterwards.
+    Returns how many bytes that gives back; 0 if it was not done. Nothing may be appended to `file` afterwards.
 
     The ids of settled letters stay as long as their batch has a log: a process that replays it must know that their
     letters are not missing. So do `retried` lines whose staged tasks are not published yet.
     """
-    size = store.fs.fstat(fd).st_size
-    if size <= BLOCK_BYTES or store.fs.pread(fd, 1, size - 1) != b"\n":
+    size = file.length()
+    if size <= BLOCK_BYTES or file.end_of_torn(size):
         return 0  # the next append closes a torn end off
-    sorted_out = _sort_out(store, layout, shard, fd)
+    sorted_out = _sort_out(store, layout, shard, file)
     if sorted_out is None or size - sorted_out.size <= max(sorted_out.size, BLOCK_BYTES):
         return 0
     _to_history(store, layout, shard, sorted_out)
@@ -337,10 +342,10 @@ def give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
     closing = b'{"op":"moved","here":%d,"to":"%s","bytes":%d}\n' % (size, successor.encode(), sorted_out.size)
     is_named = False
     try:
-        _write_successor(store, path, successor, fd, sorted_out.kept)
+        _write_successor(store, path, successor, file, sorted_out.kept)
         is_named = True
-        jsonl.append(store.fs, fd, closing, store.sync_inserts)
-        _is_replaced(store, layout, shard, fd)
+        file.append(closing, store.sync_inserts)
+        file.is_replaced()
         return size - sorted_out.size
     finally:
         if not is_named:
@@ -356,15 +361,15 @@ class _SortedOut(NamedTuple):
     """The lines that say what was settled, without the letters."""
 
 
-def _sort_out(store: Store, layout: Layout, shard: Shard, fd: int) -> _SortedOut | None:
+def _sort_out(store: Store, layout: Layout, shard: Shard, file: journals.Journal) -> _SortedOut | None:
     """Sort the lines of a file into those that stay and those that go; None if one is damaged, which fsck tells of."""
     dead: dict[str, tuple[int, int]] = {}
     settled: set[str] = set()
     settling: list[tuple[int, int, dict[str, Any]]] = []
-    for number, line in enumerate(jsonl.lines_of(store.fs, fd)):
+    for number, line in enumerate(file.lines()):
         record = parse(line)
         if record is None:
-            if jsonl.is_bad(line, jsonl.is_object):
+            if journals.is_bad(line, journals.is_object):
                 return None
         elif record["op"] == "dead":
             if record["id"] not in settled:
@@ -426,15 +431,15 @@ def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedO
     """Keep what was settled in the history. A repeat after a crash says the same."""
     if store.settings.keep_history and sorted_out.gone:
         path = layout.settled(names.day_of(store.clock.now_ms()), shard)
-        with store.locked(path, durable=store.sync_inserts) as fd:
-            jsonl.append(store.fs, fd, b"".join(sorted_out.gone), store.sync_inserts)
+        with store.locked(path, durable=store.sync_inserts) as file:
+            file.append(b"".join(sorted_out.gone), store.sync_inserts)
 
 
-def _write_successor(store: Store, path: str, successor: str, fd: int, kept: set[int]) -> None:
+def _write_successor(store: Store, path: str, successor: str, file: journals.Journal, kept: set[int]) -> None:
     header = b'{"op":"rewritten","id":"%s"}' % successor.encode()
     with store.fs.closing(store.fs.create(path, store.sync_inserts)) as made:
         store.fs.write_all(made, header.ljust(HEADER_BYTES - 1) + b"\n")
-        for number, line in enumerate(jsonl.lines_of(store.fs, fd)):
+        for number, line in enumerate(file.lines()):
             if number in kept:
                 store.fs.write_all(made, line + b"\n")
         if store.sync_inserts or store.fs.shared:
@@ -465,5 +470,5 @@ def given_back(store: Store, shard: Shard, since_ms: int = 0) -> Iterator[dict[s
 
 
 def _read_settled(store: Store, path: str) -> list[dict[str, Any]]:
-    with store.fs.closing(store.fs.look_anew(path)) as fd:
-        return [line for line in lines(store, fd) if line["op"] in SETTLED]
+    with journals.opened(store.fs, path) as file:
+        return [line for line in records(file) if line["op"] in SETTLED]

@@ -24,7 +24,7 @@ from fsqueue.format.decisions import LogName
 from fsqueue.format.names import Batch, DecisionFileName, TaskFileName, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.interruptions import is_interruption, let_out
-from fsqueue.storage import jsonl, published
+from fsqueue.storage import journals, published
 from fsqueue.storage.logs import LinesInLog, Log, TaskLines
 from fsqueue.storage.store import Store
 
@@ -83,7 +83,9 @@ class LockedBatch:
     _held: list[resources.Abandonable]
     _is_locked: bool
 
-    def __init__(self, store: Store, batch: Batch, wait_s: float = jsonl.LOCK_TIMEOUT_S, create: bool = False) -> None:
+    def __init__(
+        self, store: Store, batch: Batch, wait_s: float = journals.LOCK_TIMEOUT_S, create: bool = False
+    ) -> None:
         self.store = store
         self.batch = batch
         self._wait_s = wait_s
@@ -159,7 +161,7 @@ class LockedBatch:
         holder = max(log.replay_state.leases.values(), key=lambda lease: lease.at, default=None)
         who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
         raise LockTimeout(
-            f"The lock of batch {self.batch} in {store.path} stayed busy for {jsonl.LOCK_TIMEOUT_S:g} s: "
+            f"The lock of batch {self.batch} in {store.path} stayed busy for {journals.LOCK_TIMEOUT_S:g} s: "
             f"its holder is stopped or cut off.{who} Nothing was done in it; repeat the call."
         )
 
@@ -395,7 +397,7 @@ def each(
     Return the batches that stayed locked, each with the LockTimeout that `act` raised: nothing was done in these.
     """
     waiting: Collection[Batch] = list(batches)
-    until = store.clock.monotonic() + (jsonl.LOCK_TIMEOUT_S if wait_s is None else wait_s)
+    until = store.clock.monotonic() + (journals.LOCK_TIMEOUT_S if wait_s is None else wait_s)
     busy: dict[Batch, LockTimeout] = {}
     for is_last in (False, True) if len(waiting) > 1 else (True,):
         busy = {}

@@ -20,15 +20,13 @@ from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.format import sparse
 from fsqueue.format.names import is_node_file
 from fsqueue.interruptions import let_out
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
 
 WAIT_S = 2.0
 """Seconds to wait for a node's file that another process has locked."""
-LOOKS = 10
-"""Maximum number of times to open a file anew that others keep removing."""
 REASON_CHARS_MAX = 200
 """Maximum number of characters to keep of a failure's reason."""
 
@@ -83,11 +81,8 @@ class NodeFailures:
         path = store.layout.node(self.node)
         data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
         try:
-            for _ in range(LOOKS):
-                with store.locked(path, WAIT_S) as fd:
-                    if store.fs.same_file(fd, path):  # else a success has just removed it
-                        jsonl.append(store.fs, fd, data, False)
-                        return
+            with store.locked(path, WAIT_S, looks=journals.ANEW) as file:  # a success may have just removed it
+                file.append(data)
         except (OSError, FsqueueError) as error:
             let_out(error)
             logger.warning("a failure on %s was not counted for the node: %s", self.node, error)

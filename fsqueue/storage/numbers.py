@@ -5,7 +5,6 @@ The number of a record is its place. So numbers grow, and none is used twice as 
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,8 +15,9 @@ from fsqueue.filesystem import PassingOverStrays, resources
 from fsqueue.format import names, numbers
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec, TaskVersion
 from fsqueue.interruptions import is_interruption, let_out, suppress
-from fsqueue.storage import group_directory, jsonl
+from fsqueue.storage import group_directory, journals
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.journals import Journal
 
 WAIT_S = 30.0
 """Seconds to wait for the lock of the last file, which is held for a few system calls and a sync."""
@@ -31,6 +31,16 @@ def files(group: GroupDirectory) -> list[int]:
     with PassingOverStrays():  # fsck tells of it
         listed = group.fs.names(numbers.directory(group.path))
     return sorted(place for name in listed if (place := names.parse_number_file(name)) is not None)
+
+
+class NumberFile(Journal):
+    """An open file of numbers: its records are equally long, and no lines."""
+
+    __slots__ = ()
+
+    def end_of_torn(self, size: int) -> bytes:
+        """Return zeros that fill a torn record up: its number names nothing."""
+        return bytes(-size % RECORD_BYTES)
 
 
 class Given(NamedTuple):
@@ -111,8 +121,8 @@ class Numbers:
         with self._mutex:
             if self._last is None and not files(self.group):
                 return  # no number was ever given: a look makes no file
-            with self._locked() as (place, fd):
-                self._follow(place, fd)
+            with self._locked() as (place, file):
+                self._follow(place, file.fd)
 
     def latest(self, key: bytes, index: int) -> Given | None:
         """Return the latest number of a task; None if it has none. `key`: as `TaskVersion.key`.
@@ -180,17 +190,17 @@ class Numbers:
     def _append(self, wanted: Sequence[tuple[TaskVersion, bool]]) -> list[Given]:
         found: list[Given] = []
         while len(found) < len(wanted):
-            with self._locked() as (place, fd):
-                self._follow(place, fd)
-                found += self._append_in(place, fd, wanted[len(found) :])
+            with self._locked() as (place, file):
+                self._follow(place, file.fd)
+                found += self._append_in(place, file, wanted[len(found) :])
         return found
 
-    def _append_in(self, place: int, fd: int, wanted: Sequence[tuple[TaskVersion, bool]]) -> list[Given]:
+    def _append_in(self, place: int, file: NumberFile, wanted: Sequence[tuple[TaskVersion, bool]]) -> list[Given]:
         """Append to the locked last file as many records as it takes, and return their numbers or known ones.
 
         A number counts only once its record is on disk: by then the index does not know it.
         """
-        size = self._fs.fstat(fd).st_size
+        size = file.size = file.length()
         torn = -size % RECORD_BYTES
         first = place * FILE_RECORDS + (size + torn) // RECORD_BYTES + 1
         last = (place + 1) * FILE_RECORDS
@@ -208,25 +218,12 @@ class Numbers:
                 fresh[version] = given
             found.append(given)
         if records or first > last:  # the last record is torn: only a file that is full has a next one
-            self._write(place, fd, size, bytes(torn) + b"".join(records), first + len(records) - 1)
+            file.append(b"".join(records), sync=None, read_back=True)  # durably, if that is asked for
+            self._sync(place, file.fd, first + len(records) - 1)
+            self._end = first + len(records) - 1
         for (key, index, _), given in fresh.items():
             self._known.setdefault(key, _OfBatch()).put(index, given)
         return found
-
-    def _write(self, place: int, fd: int, size: int, data: bytes, end: int) -> None:
-        """Append to the locked last file, behind a torn record that is filled up; durably, if that is asked for."""
-        fs = self._fs
-        fs.write_all(fd, data)
-        if fs.pread(fd, len(data) + 1, size) != data:
-            raise StorageError(
-                f"What was appended to {self._path(place)} is not what is there: the lock was lost. Look again."
-            )
-        try:
-            self._sync(place, fd)
-        except OSError:
-            self._distrusted = max(self._distrusted, end)
-            raise
-        self._end = end
 
     # -- the last file -----------------------------------------------------------------------------
 
@@ -234,7 +231,7 @@ class Numbers:
         return numbers.path_of(self.group.path, names.number_file(place))
 
     @contextmanager
-    def _locked(self) -> Iterator[tuple[int, int]]:
+    def _locked(self) -> Iterator[tuple[int, NumberFile]]:
         """Hold the lock of the last file, which has room; it is made if there is none. LockTimeout."""
         fs, group = self._fs, self.group
         for _ in range(LOOKS):
@@ -243,19 +240,18 @@ class Numbers:
             place = self._last
             with ExitStack() as held:
                 try:
-                    fd = held.enter_context(
-                        jsonl.locked_existing(fs, group.clock, group.entropy, self._path(place), WAIT_S, os.O_APPEND)
+                    file = held.enter_context(
+                        journals.locked(NumberFile, fs, group.clock, group.entropy, self._path(place), WAIT_S)
                     )
                 except FileNotFoundError:
                     if not group.is_in_place():
                         raise group_directory.gone(group.path) from None
                     self._begin(place)
                     continue
-                jsonl.must_have_one_name(fs, fd, self._path(place))
-                if fs.fstat(fd).st_size < FILE_RECORDS * RECORD_BYTES:
-                    yield place, fd
+                if file.length() < FILE_RECORDS * RECORD_BYTES:
+                    yield place, file
                     return
-                self._sync(place, fd)  # before there is a next one: those who follow sync the last file alone
+                self._sync(place, file.fd)  # before there is a next one: those who follow sync the last file alone
                 self._begin(place + 1)
         raise StorageError(f"Other processes begin new files in {numbers.directory(group.path)} all the time. Repeat.")
 
@@ -267,15 +263,22 @@ class Numbers:
         with suppress(FileExistsError):
             self._fs.close(self._fs.create(self._path(self._last)))
 
-    def _sync(self, place: int, fd: int) -> None:
-        """Sync the file and its name, if numbers are to survive a power loss; on a shared mount in any case."""
+    def _sync(self, place: int, fd: int, end: int = 0) -> None:
+        """Sync the file and its name, if numbers are to survive a power loss; on a shared mount in any case.
+
+        After an error the numbers up to `end` are distrusted: the next sync may succeed although these are lost.
+        """
         if not self._syncs and not self._fs.shared:
             return
-        self._fs.fsync(fd)
-        if self._named < place:
-            self._fs.sync_directory(numbers.directory(self.group.path))
-            self._fs.sync_directory(self.group.path)
-            self._named = place
+        try:
+            self._fs.fsync(fd)
+            if self._named < place:
+                self._fs.sync_directory(numbers.directory(self.group.path))
+                self._fs.sync_directory(self.group.path)
+                self._named = place
+        except OSError:
+            self._distrusted = max(self._distrusted, end)
+            raise
 
     def _follow(self, place: int, fd: int) -> None:
         """Read what was appended since. `fd`: the last file, locked. The mutex is held."""
@@ -289,11 +292,7 @@ class Numbers:
         content = fs.read_from(fd, offset)
         end = at * FILE_RECORDS + (offset + len(content)) // RECORD_BYTES
         if len(content) >= RECORD_BYTES or at * FILE_RECORDS > begun:
-            try:
-                self._sync(place, fd)  # its author may have died before that
-            except OSError:
-                self._distrusted = max(self._distrusted, end)  # the next sync may succeed although these are lost
-                raise
+            self._sync(place, fd, end)  # its author may have died before that
         self._learn(at, offset, content)
         self._end = end
 

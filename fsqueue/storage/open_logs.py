@@ -14,7 +14,7 @@ from fsqueue import forks
 from fsqueue.clock import Clock
 from fsqueue.filesystem import Filesystem, idle_files, resources
 from fsqueue.format.names import Batch
-from fsqueue.storage import jsonl
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.logs import Log
 from fsqueue.storage.queue_file import QueueFile
 from fsqueue.weak_table import WeakTable
@@ -87,7 +87,7 @@ class OpenLogs:
         path, most = layout.log(batch), self._most()
         fd = self._fs.open_append(path) if create else self._fs.look(path, os.O_RDWR | os.O_APPEND)
         try:
-            jsonl.must_have_one_name(self._fs, fd, path)
+            Journal(self._fs, path, fd).must_have_one_name(self._fs.fstat(fd))
             if create and self._sync:
                 self._names.secure(fd, path)
         except BaseException:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, QueueNotFound
@@ -13,27 +12,27 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format.layout import QueueState, ordered_record, settings_file
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.interruptions import let_out
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
+from fsqueue.storage.journals import Journal
 from fsqueue.storage.queue_file import state_in
 from fsqueue.storage.store import Store
 
 
-class Locked(NamedTuple):
-    """Hold the locked `queue.jsonl` of the queue at `path`, open as `fd`, and what it said when it was locked."""
+class Locked(Journal):
+    """The locked `queue.jsonl` of a queue, and what it said when it was locked."""
 
-    fs: Filesystem
-    path: str
-    fd: int
+    __slots__ = ("state",)
+
     state: QueueState
 
-    def append(self, record: bytes) -> None:
+    def append(self, data: bytes, sync: bool | None = True, read_back: bool = False) -> None:
         """Append a line, durably. After an error the line may be there: see `may_differ`."""
-        jsonl.append(self.fs, self.fd, record, True)
+        super().append(data, sync, read_back)
 
     def may_differ(self) -> bool:
         """Return whether the queue was purged or deleted since the file was locked. True also if it cannot be read."""
         try:
-            return state_in(self.fs, self.fd, self.path) != self.state
+            return state_in(self.fs, self.fd, os.path.dirname(self.path)) != self.state
         except (OSError, FsqueueError) as error:
             let_out(error)
             return True
@@ -45,8 +44,10 @@ def locked(fs: Filesystem, clock: Clock, entropy: Entropy, path: str) -> Iterato
 
     FileNotFoundError if there is no such file, LockTimeout if it stays locked.
     """
-    with jsonl.locked_existing(fs, clock, entropy, settings_file(path), flags=os.O_APPEND) as fd:
-        yield Locked(fs, path, fd, state_in(fs, fd, path))
+    # A creator that died before it removed the name under which it made the file has left it with two.
+    with journals.locked(Locked, fs, clock, entropy, settings_file(path), one_name=False) as queue_file:
+        queue_file.state = state_in(fs, queue_file.fd, path)
+        yield queue_file
 
 
 def append(store: Store, line: Callable[[QueueState], bytes | None], untouched: str = "Nothing was changed.") -> bool:

@@ -23,7 +23,7 @@ from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.format.priority import Priority
 from fsqueue.interruptions import let_out
-from fsqueue.storage import jsonl, letter_files, queue_changes, staging
+from fsqueue.storage import journals, letter_files, queue_changes, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -82,20 +82,20 @@ class Settlement:
         return self.store.explain(error, self._doing, then)
 
     @contextmanager
-    def locked(self, shard: Shard) -> Iterator[int | None]:
+    def locked(self, shard: Shard) -> Iterator[letter_files.LetterFile | None]:
         """Lock a shard's file of letters, and look whether the queue was purged. None if the file stays locked.
 
         A stopped process must not keep the letters of other shards waiting: the caller goes on with these, and `told`
         raises in the end.
         """
-        store, wait_s = self.store, LATER_WAIT_S if self._busy else jsonl.LOCK_TIMEOUT_S
+        store, wait_s = self.store, LATER_WAIT_S if self._busy else journals.LOCK_TIMEOUT_S
         is_locked = False
         try:
             if shard not in self._busy:
-                with letter_files.locked(store, self.layout, shard, wait_s, durable=store.sync_inserts) as fd:
+                with letter_files.locked(store, self.layout, shard, wait_s, durable=store.sync_inserts) as file:
                     is_locked = True
                     self.must_be_of_this_generation()
-                    yield fd
+                    yield file
         except LockTimeout as error:
             if is_locked:
                 raise
@@ -127,8 +127,8 @@ def parts(store: Store, tasks: Iterable[EndedTask]) -> Iterator[list[EndedTask]]
         yield part
 
 
-def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTask]) -> None:
-    """Insert tasks again, as one batch, under the lock of their shard's file of dead letters, which is `fd`.
+def insert_again(store: Store, layout: Layout, file: journals.Journal, tasks: Sequence[EndedTask]) -> None:
+    """Insert tasks again, as one batch, under the lock of their shard's file of dead letters, which is `file`.
 
     Stage the new tasks; append one `retried` line that names the staged file, and sync; publish. A crash before the
     line leaves a staged file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes:
@@ -152,7 +152,7 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
             store.names.sync(layout.staging)  # the line must not outlive what it names
         line = settled_line(store, "retried", tasks, staged=str(staged.name), **{"as": staged.name.batch})
         named = True
-        jsonl.append(store.fs, fd, line, store.sync_inserts)
+        file.append(line, store.sync_inserts)
         _publish(store, layout, staged)
     finally:
         if named:
@@ -189,7 +189,7 @@ def publish_pending(store: Store) -> int:
     published = 0
     for shard, named in _pending(store).items():
         if store.sync_inserts:  # the line must not be lost when what it publishes is not
-            list(letter_files.each(store, store.layout, lambda _, fd: store.fs.fsync(fd), [shard]))
+            list(letter_files.each(store, store.layout, lambda _, file: store.fs.fsync(file.fd), [shard]))
         published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
     if published:
         store.doorbell.ring()
@@ -213,8 +213,8 @@ def _staged(store: Store) -> dict[Shard, frozenset[str]]:
     """Return the staged files that `retried` lines name, by the shard whose letters were retried."""
     layout = store.layout
 
-    def read(shard: Shard, fd: int) -> tuple[Shard, frozenset[str]]:
-        return shard, read_on(store, layout.dead(shard), fd)
+    def read(shard: Shard, file: journals.Journal) -> tuple[Shard, frozenset[str]]:
+        return shard, read_on(store, file)
 
     named = dict(letter_files.each(store, layout, read))
     forget_published(store)
@@ -236,26 +236,26 @@ class Seen(NamedTuple):
     names: frozenset[str]
 
 
-def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
+def read_on(store: Store, file: journals.Journal) -> frozenset[str]:
     """Read what was appended to an open file of letters since the last call. Return the staged files that it names.
 
     Names that `forget_published` has forgotten may be left out. A file that has replaced the one that was read is read
     from its beginning.
     """
-    seen: Seen | None = store.retried.get(path)
-    state = letter_files.state_of(store, fd)
+    seen: Seen | None = store.retried.get(file.path)
+    state = letter_files.state_of(file)
     if seen is None or seen.state != state:
-        version = letter_files.version(store, fd)
+        version = letter_files.version(file)
         if seen is None or seen.version != version:
             seen = Seen(version, state, 0, frozenset())
     end, names, is_sound = seen.end, set(seen.names), True
-    for length, piece in jsonl.pieces_of(store.fs, fd, seen.end, shortened=letter_files.LETTER):
+    for length, piece in file.pieces(seen.end, shortened=letter_files.LETTER):
         if b"staged" in piece:
             names.update(_names_in(piece))
         # An NFS client may serve zeros for what it has not fetched yet: those are read again the next time.
         is_sound = is_sound and b"\0" not in piece
         end += length if is_sound else 0
-    seen = store.retried[path] = Seen(seen.version, state, end, frozenset(names))
+    seen = store.retried[file.path] = Seen(seen.version, state, end, frozenset(names))
     return seen.names
 
 

@@ -21,7 +21,8 @@ from fsqueue.format import names, task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.interruptions import let_out, suppress
-from fsqueue.storage import jsonl, listening
+from fsqueue.storage import journals, listening
+from fsqueue.storage.journals import J, Journal
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.open_logs import DurableNames, OpenLogs
 from fsqueue.storage.queue_file import QueueFile, state_in
@@ -210,22 +211,29 @@ class Store:
                 let_out(other)
         return from_os_error(error, doing, then)
 
+    def locked(
+        self, path: str, wait_s: float = journals.LOCK_TIMEOUT_S, durable: bool = False, looks: int = 0
+    ) -> AbstractContextManager[Journal]:
+        """Open a file for appending, and lock it: see `locked_as`."""
+        return self.locked_as(Journal, path, wait_s, durable, looks)
+
     @contextmanager
-    def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False) -> Iterator[int]:
-        """Open a file shared with others for appending, and lock it. LockTimeout if it stays busy.
+    def locked_as(
+        self, kind: Callable[[Filesystem, str, int], J], path: str, wait_s: float, durable: bool, looks: int
+    ) -> Iterator[J]:
+        """Open a file shared with others for appending, making it if need be, and lock it: see `journals.locked`.
 
         `durable`: what is synced to it must outlive a power loss, and so must its name.
         One that stayed busy just now is not waited for again soon: its holder is stopped.
         """
         clock = self.clock
         recently = clock.monotonic() < self._busy_until.get(path, 0.0)
+        wait_s = min(wait_s, BUSY_WAIT_S) if recently else wait_s
         try:
-            with jsonl.locked(
-                self.fs, clock, self.entropy, path, min(wait_s, BUSY_WAIT_S) if recently else wait_s
-            ) as fd:
+            with journals.locked(kind, self.fs, clock, self.entropy, path, wait_s, journals.MADE, looks) as journal:
                 if durable:
-                    self.names.secure(fd, path)
-                yield fd
+                    self.names.secure(journal.fd, path)
+                yield journal
         except LockTimeout:
             self._busy_until[path] = clock.monotonic() + BUSY_S
             raise
@@ -245,9 +253,10 @@ class Store:
             self.fs.fsync(fd)
         self._durable_lines = needed
 
-    def locked_existing(self, path: str, wait_s: float) -> AbstractContextManager[int]:
-        """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""
-        return jsonl.locked_existing(self.fs, self.clock, self.entropy, path, wait_s)
+    def locked_existing(self, path: str, wait_s: float, one_name: bool = False) -> AbstractContextManager[Journal]:
+        """Open an existing file for writing in place, and lock it: see `journals.locked`."""
+        flags = journals.IN_PLACE
+        return journals.locked(Journal, self.fs, self.clock, self.entropy, path, wait_s, flags, one_name=one_name)
 
     def make_generation(self) -> None:
         """Make the directory of the generation, when an inserter finds it missing.
@@ -257,8 +266,8 @@ class Store:
         """
         path = self.layout.settings_file
         try:
-            with self.locked_existing(path, MAKER_WAIT_S) as fd:
-                self._make_generation(fd)
+            with self.locked_existing(path, MAKER_WAIT_S) as file:
+                self._make_generation(file.fd)
         except LockTimeout:  # the lock's holder is stopped; as long as it is, no other process ends this generation
             with self.fs.closing(self.fs.look(path)) as fd:
                 self._make_generation(fd)

@@ -7,7 +7,6 @@ costs one file.
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 
 from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, from_os_error
@@ -19,9 +18,10 @@ from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
-from fsqueue.storage import bells, group_queues, jsonl, listing
+from fsqueue.storage import bells, group_queues, journals, listing
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import numbers as stored_numbers
+from fsqueue.storage.decisions import DecisionFile
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -188,12 +188,10 @@ def _give(queue: Store, name: LogName, updates: list[UpdateId]) -> bool:
 def _remove(store: Store, group: GroupDirectory, path: str, visited: DecisionState) -> bool:
     """Retire and unlink a file, unless a line was added since its logs were visited."""
     fs = group.fs
-    with jsonl.locked_existing(fs, store.clock, store.entropy, path, WAIT_S, os.O_APPEND) as fd:
-        jsonl.must_have_one_name(fs, fd, path)
-        state = DecisionState()
-        torn = state.replay(fs.all_pieces(fd))
+    with journals.locked(DecisionFile, fs, store.clock, store.entropy, path, WAIT_S) as file:
+        state = file.catch_up()
         if state.end != visited.end:
             return False
         if not state.is_gone:
-            stored.append(fs, fd, path, state, torn, decisions.gone(store.clock.now_ms()))
+            file.add(decisions.gone(store.clock.now_ms()))
         return fs.unlink(path)

@@ -23,7 +23,7 @@ from fsqueue.format.layout import DAY_MS, QueueState, erased_record, nothing_lon
 from fsqueue.format.models import GcReport
 from fsqueue.format.names import day_of
 from fsqueue.interruptions import suppress
-from fsqueue.storage import history, jsonl, payloads, queue_changes
+from fsqueue.storage import history, journals, payloads, queue_changes
 from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
@@ -105,27 +105,22 @@ def _kept_file(store: Store, path: str, payload_bytes_max: int) -> bool:
 
 
 def _history_file(store: Store, path: str, payload_bytes_max: int) -> bool:
-    if not _has_longer(store, path, payload_bytes_max):
-        return False
-    with store.locked_existing(path, WAIT_S) as fd:
-        jsonl.must_have_one_name(store.fs, fd, path)
-        return payloads.put(store, path, _erased(store, fd, payload_bytes_max))
+    with journals.opened(store.fs, path) as file:
+        if all(history.erased(line, payload_bytes_max) == line for line in file.lines()):
+            return False
+    with store.locked_existing(path, WAIT_S, one_name=True) as file:
+        return payloads.put(store, path, _erased(file, payload_bytes_max))
 
 
-def _has_longer(store: Store, path: str, payload_bytes_max: int) -> bool:
-    with store.fs.closing(store.fs.look_anew(path)) as fd:
-        return any(history.erased(line, payload_bytes_max) != line for line in jsonl.lines_of(store.fs, fd))
-
-
-def _erased(store: Store, fd: int, payload_bytes_max: int) -> Iterator[bytes]:
+def _erased(file: journals.Journal, payload_bytes_max: int) -> Iterator[bytes]:
     """Yield the content of a locked file of the history, as long as it is, without what is not kept.
 
     A damaged line may have a hole, of which one byte was read: it is filled with zeros.
     """
     end = 0
-    for offset, line, length in jsonl.lines_at(store.fs, fd):
+    for offset, line, length in file.lines_at():
         yield history.erased(line, payload_bytes_max).ljust(length, b"\0") + b"\n"
         end = offset + length + 1
-    while torn := store.fs.pread(fd, 1 << 20, end):
+    while torn := file.fs.pread(file.fd, 1 << 20, end):
         yield torn
         end += len(torn)

@@ -156,7 +156,7 @@ class KeyCollector:
             return False
         with keys.locked(store, self.layout, claim.key, finishing.WAIT_S) as key_file:
             if key_file.last(claim.key) is None and self._claims.living(self.layout, claim) is not None:
-                key_file.append(claim)
+                key_file.add(claim)
         return True
 
     def _append(self, earlier: int, present: int) -> bool:

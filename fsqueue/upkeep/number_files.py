@@ -7,7 +7,6 @@ may be away: its numbers hold for 30 days, as outcomes of updates are kept for i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from fsqueue.errors import FsqueueError, LockTimeout
@@ -16,10 +15,11 @@ from fsqueue.format import names, numbers
 from fsqueue.format.names import Batch, QueueDirectory, QueueId
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec
 from fsqueue.interruptions import let_out, suppress
-from fsqueue.storage import group_queues, jsonl
+from fsqueue.storage import group_queues, journals
 from fsqueue.storage import numbers as stored
 from fsqueue.storage.decisions import group_if_in_place
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.numbers import NumberFile
 from fsqueue.storage.store import Store
 from fsqueue.upkeep.decision_files import AWAY_MS
 from fsqueue.views import inspection
@@ -62,9 +62,8 @@ def _retire(store: Store, group: GroupDirectory, path: str, place: int) -> bool:
         return False
     if age_ms < AWAY_MS and any(found not in directories for found, _, _ in versions):
         return False  # its age tells how long to wait
-    with jsonl.locked_existing(fs, group.clock, group.entropy, path, WAIT_S, os.O_APPEND) as fd:
-        jsonl.must_have_one_name(fs, fd, path)
-        is_full = fs.fstat(fd).st_size == len(content)
+    with journals.locked(NumberFile, fs, group.clock, group.entropy, path, WAIT_S) as file:
+        is_full = file.length() == len(content)
         return is_full and place < max(stored.files(group), default=0) and fs.unlink(path)
 
 

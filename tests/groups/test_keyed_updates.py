@@ -228,7 +228,7 @@ def test_a_key_epoch_or_a_purge_that_begins_before_the_claim_makes_it_begin_anew
     task = leased(group, "extract", "a")
     there = group["fetch"].insert("page b", key="b")
     begun: list[int] = []
-    original = KeyFile.append
+    original = KeyFile.add
 
     def append(self: KeyFile, *args: Any) -> None:
         if not begun:
@@ -236,7 +236,7 @@ def test_a_key_epoch_or_a_purge_that_begins_before_the_claim_makes_it_begin_anew
             _begin_epoch(group["fetch"]) if how == "epoch" else Queue(group.path / "fetch").purge()
         original(self, *args)
 
-    with mock.patch.object(KeyFile, "append", append), group.update() as update:
+    with mock.patch.object(KeyFile, "add", append), group.update() as update:
         update.complete(task)
         update.insert("fetch", "page a", key="a")
         update.insert("fetch", "page b, again", key="b")
@@ -252,7 +252,7 @@ def test_a_claim_that_cannot_be_written_gives_the_update_up(group: Group) -> Non
     update.complete(task)
     update.insert("extract", "x")
     update.insert("fetch", "page b", key="b")
-    with mock.patch.object(KeyFile, "append", side_effect=StorageError("lost")), pytest.raises(StorageError):
+    with mock.patch.object(KeyFile, "add", side_effect=StorageError("lost")), pytest.raises(StorageError):
         update.apply()
     assert waiting(group, "extract") == waiting(group, "fetch") == []
     task.complete()
@@ -261,7 +261,7 @@ def test_a_claim_that_cannot_be_written_gives_the_update_up(group: Group) -> Non
 def test_the_claim_of_a_key_stands_before_its_prepared_insert(group: Group) -> None:
     """Another host that gets the lost lock of the key in between finds the claim, and seals the batch."""
     done: list[str] = []
-    append, write = KeyFile.append, Log.append
+    append, write = KeyFile.add, Log.append
 
     def claims(file: KeyFile, *args: Any) -> Any:
         done.append("claim")
@@ -274,7 +274,7 @@ def test_the_claim_of_a_key_stands_before_its_prepared_insert(group: Group) -> N
     update = group.update()
     update.insert("extract", "x")
     update.insert("fetch", "page", key="k")
-    with mock.patch.object(KeyFile, "append", claims), mock.patch.object(Log, "append", writes):
+    with mock.patch.object(KeyFile, "add", claims), mock.patch.object(Log, "append", writes):
         update.apply()
     assert done == ["insert", "claim", "insert"]
 

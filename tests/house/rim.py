@@ -74,7 +74,7 @@ WRAPPERS = {
     DELETES: ("commits.drop", "commits.reap", "collect.reap_trash", "collect.reap_doctors", "doctorplaces.remove_place",
               "doctorplaces.clear_away", "doctorplaces.reap", "results.reap", "trees.remove"),
     MOVES: ("store.discard", "self.discard", "trash.discard", "quarantine.move"),
-    WRITES: ("jsonl.locked_existing", "store.locked_existing", "repair.locked_existing", "filesystem.append_to",
+    WRITES: ("journals.locked", "store.locked_existing", "repair.locked_existing", "filesystem.append_to",
              "fs.compare_clock", "outputs.write_all", "named_locks.held_by_name"),
 }  # fmt: skip
 """Functions of fsqueue whose callers choose a path for them, as the end of their full name."""

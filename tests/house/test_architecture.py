@@ -313,6 +313,6 @@ def test_lines_come_into_queue_jsonl_in_one_place() -> None:
         for node in nodes(path)
         if isinstance(node, ast.Call)
         and "settings_file" in (text := ast.unparse(node))
-        and ("O_APPEND" in text or "open_append" in text or text.startswith(("jsonl.locked", "store.locked")))
+        and ("O_APPEND" in text or "open_append" in text or text.startswith(("journals.locked", "store.locked")))
     }
     assert appending == {"storage/queue_changes.py"}

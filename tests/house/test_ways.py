@@ -60,6 +60,46 @@ ASKED = {
 }
 """Number of those calls, by module."""
 
+APPENDS = {
+    "fsqueue.storage.journals.Journal.append": "records of all kinds",
+    "fsqueue.storage.logs.Log.append": "records of a batch's log, which is on the hot path",
+    "fsqueue.storage.counters.add": "bytes of completed tasks, which are no records",
+    "fsqueue.storage.counters.note_cancelled": "the same",
+    "fsqueue.storage.counters.reserve": "the same",
+    "fsqueue.fsck.recount.Recount._behind": "the same",
+    "fsqueue.storage.decisions.OwnDecisionFile._sync": "a line once more, whose sync has failed",
+    "fsqueue.storage.decisions.OwnDecisionFiles._made": "the first line of a new file",
+    "fsqueue.storage.group_directory.GroupDirectory._link": "the same",
+    "fsqueue.storage.remains._link": "the same",
+    "fsqueue.administration._create": "the same",
+    "fsqueue.storage.letter_files._write_successor": "a new file",
+    "fsqueue.storage.payloads.put": "a new file",
+    "fsqueue.storage.staging.stage_as": "a new file",
+    "fsqueue.storage.commits.cast_ballot": "a new file",
+    "fsqueue.fsck.repair.Quarantine.keep": "a new file",
+    "fsqueue.spark.jobs.places.Place.write": "a new file",
+    "fsqueue.storage.commits._proposed": "a new file",
+    "fsqueue.protocol.overwriting._note": "a new file",
+    "fsqueue.commit._Stager._write": "a new file",
+}
+"""The functions that write to open files in a queue or its group, and what."""
+LOCKS = {
+    "fsqueue.storage.journals.Journal.take_lock": "journals, by their paths",
+    "fsqueue.storage.decisions.OwnDecisionFile._decide": "a journal that stays open",
+    "fsqueue.storage.locked_batch.LockedBatch.__enter__": "logs, which stay open",
+    "fsqueue.storage.locked_batch.LockedBatch._wait_for": "the same",
+    "fsqueue.storage.staging.stage_as": "what lives as long as its author",
+    "fsqueue.storage.staging.is_held": "the same",
+    "fsqueue.storage.commits._proposed": "the same",
+    "fsqueue.storage.commits._attending": "the same",
+    "fsqueue.upkeep.collect.reap_staged": "the same",
+}
+"""The functions that lock open files in a queue or its group, and which."""
+
+ADVICE_JOURNAL = (
+    "Records are appended by Journal.append, under a lock that journals.locked takes (fsqueue/storage/journals.py, "
+    "docs/decisions/0059-one-journal.md). A new kind of file is a subclass of Journal, if it is more than lines."
+)
 ADVICE_VERB = (
     "A verb has one entry in fsqueue/verbs/table.py, one method in Queue, and one in RemoteQueue if it has a route. Do "
     "not write it once more: have it come from the table (CONTRIBUTING.md, 'A new verb')."
@@ -93,6 +133,15 @@ def asks_in(tree: ast.AST) -> int:
     return sum(isinstance(node, ast.Call) and ast.unparse(node.func) in ASKS for node in ast.walk(tree))
 
 
+def calling(names: set[str], node: ast.AST, within: str) -> Iterator[str]:
+    """Yield the functions and methods that call a method of one of these names, or bind it to a name of their own."""
+    for one in ast.iter_child_nodes(node):
+        inner = f"{within}.{one.name}" if isinstance(one, (ast.FunctionDef, ast.ClassDef)) else within
+        if isinstance(one, ast.Attribute) and one.attr in names and ast.unparse(one.value).rpartition(".")[2] == "fs":
+            yield within
+        yield from calling(names, one, inner)
+
+
 def counted(count: Callable[[ast.AST], int], trees: Iterable[tuple[str, ast.AST]]) -> dict[str, int]:
     return {module: found for module, tree in trees if (found := count(tree))}
 
@@ -119,6 +168,22 @@ def test_no_verb_is_written_by_hand_once_more() -> None:
 def test_no_further_line_asks_for_what_is_unfinished() -> None:
     found = counted(asks_in, modules())
     assert more_than(ASKED, found) == {}, ADVICE_ASK
+
+
+def test_records_are_appended_and_files_locked_in_one_way() -> None:
+    kept = [(name, tree) for name, tree in modules() if not name.startswith(("fsqueue.filesystem", "fsqueue.doctor"))]
+    appends, locks = (
+        {place for name, tree in kept for place in calling(names, tree, name)}
+        for names in ({"write", "write_all"}, {"lock", "try_lock"})
+    )
+    assert (appends, locks) == (APPENDS.keys(), LOCKS.keys()), ADVICE_JOURNAL
+
+
+def test_what_appends_or_locks_is_found() -> None:
+    text = (
+        "class Kind:\n def f(self):\n  write = self.fs.write\n def g(self, fs): fs.lock(1)\n def h(self): log.write(1)"
+    )
+    assert list(calling({"write", "lock"}, ast.parse(text), "m")) == ["m.Kind.f", "m.Kind.g"]
 
 
 def test_what_is_written_or_asked_is_found() -> None:

@@ -20,7 +20,7 @@ from fsqueue import FsqueueError, InvalidArgument, InvalidTask, LockTimeout, Que
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
 from fsqueue.protocol import insertion, single_inserts
-from fsqueue.storage import jsonl, keys
+from fsqueue.storage import journals, keys
 from tests.concurrency.books import clock_of_later
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
@@ -319,7 +319,7 @@ def test_an_error_in_a_stream_says_how_many_tasks_are_in_the_queue(queue_factory
     with pytest.raises(InvalidTask) as bad:
         queue.insert_many([0, Task(1, key="a"), Task(2, key="b"), float("nan")])
     assert (bad.value.inserted, bad.value.new, bad.value.index) == (3, 2, 3)
-    with keys.locked(queue.store, queue.store.layout, "held"), mock.patch.object(jsonl, "LOCK_TIMEOUT_S", 0.01):
+    with keys.locked(queue.store, queue.store.layout, "held"), mock.patch.object(journals, "LOCK_TIMEOUT_S", 0.01):
         locked = mock.patch.object(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
         with locked, pytest.raises(LockTimeout) as busy:
             queue.insert_many([0, Task(1, key="c"), Task(2, key="held"), 3])

@@ -11,7 +11,7 @@ import pytest
 from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.clock import MARGIN_MS, ManualClock
 from fsqueue.protocol import revoking
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from tests.support import QueueFactory, crashes, drain, hand_on, leftovers
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -106,7 +106,7 @@ def test_a_batch_that_stays_locked_is_named_and_those_of_others_are_not_waited_f
     q.insert_many(range(3), batch_tasks=1)
     mine = of_run(q, RUN, clock).lease(2)
     [other] = of_run(q, OTHER, clock).lease(1)
-    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(journals, "LOCK_TIMEOUT_S", 0.1)
     fs, batches = q.store.fs, [task.id.partition(".")[0] for task in (mine[0], other)]
     locked = [fs.look(q.store.layout.log(batch), os.O_RDWR) for batch in batches]
     assert all(map(fs.try_lock, locked))
@@ -132,7 +132,7 @@ def test_several_locked_batches_are_waited_for_no_longer_than_one(q: Queue, cloc
     else:
         with pytest.raises(LockTimeout, match=r"Leases released: 1\. But 3 batches stayed locked"):
             other.release_all()
-    assert jsonl.LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * jsonl.LOCK_TIMEOUT_S, "they share one time"
+    assert journals.LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * journals.LOCK_TIMEOUT_S, "they share one time"
     for fd in locked:
         fs.close(fd)
     assert {info.id for info in q.tasks("leased")} == {task.id for task in held[:3]}

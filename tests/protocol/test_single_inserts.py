@@ -28,7 +28,7 @@ from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.keyed_inserts import REPEAT
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from fsqueue.storage.listening import QUIET_S
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -815,7 +815,7 @@ def test_while_it_is_unknown_whether_a_task_is_in_a_log_it_goes_nowhere_else(
     """A write that was reported as failed on a network mount may land later: the same record elsewhere were a second
     task.
     """
-    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(journals, "LOCK_TIMEOUT_S", 0.1)
     held: list[int] = []
 
     def fail_and_let_another_in(call: Callable[..., Any], fd: int, data: bytes) -> int:

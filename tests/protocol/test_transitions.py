@@ -28,7 +28,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
-from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
+from fsqueue.storage.journals import LOCK_TIMEOUT_S
 from tests.support import (
     Crash,
     CrashingFilesystem,

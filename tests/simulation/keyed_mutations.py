@@ -62,7 +62,21 @@ MUTATIONS = [
         "an inserter does not lock the key's file",
         "two look at the same time, and both find the key free: two tasks live",
         "keyed",
-        (("locked", "if fs.shared or not fs.try_lock(fd): ...", "if False: ..."),),
+        (
+            (
+                "Journal.take_lock",
+                """
+                fs, fd = self.fs, self.fd
+                asks_once = one_name and not fs.shared
+                if not (asks_once and fs.try_lock(fd)): ...
+                """,
+                """
+                fs, fd = self.fs, self.fd
+                asks_once = one_name and not fs.shared
+                if not ("/keys" in self.path or (asks_once and fs.try_lock(fd))): ...
+                """,
+            ),
+        ),
     ),
     Mutation(
         "upkeep removes the file of a key without its lock",
@@ -74,7 +88,9 @@ MUTATIONS = [
                 "with keys.locked_existing(self.store, self.layout, path, finishing.WAIT_S) as key_file: ...",
                 """
                 with __import__("contextlib").nullcontext(
-                    keys.KeyFile(self.store, self.layout, self.epochs, self.store.fs.look(path), path)
+                    keys.KeyFile(
+                        self.store, self.layout, self.epochs, None, self.store.fs, path, self.store.fs.look(path)
+                    )
                 ) as key_file: ...
                 """,
             ),
@@ -84,7 +100,7 @@ MUTATIONS = [
         "an inserter does not look whether the path still names the key's file",
         "it writes into a file that upkeep has removed",
         "keyed-gc",
-        (("_names_of", "found.st_nlink == 1", "True"),),
+        (("KeyFile.is_in_place", "self.size is not None or super().is_in_place()", "True"),),
     ),
     Mutation(
         "a key is taken whose task has ended, and that is not synced",
@@ -98,9 +114,9 @@ MUTATIONS = [
         "keyed-power",
         (
             (
-                "KeyFile.append",
-                "jsonl.append(store.fs, self._fd, line, sync, size)",
-                "jsonl.append(store.fs, self._fd, line, False, size)",
+                "KeyFile.add",
+                "self.append(..., sync, read_back=self.fs.shared)",
+                "self.append(..., False, read_back=self.fs.shared)",
             ),
         ),
     ),
@@ -108,7 +124,7 @@ MUTATIONS = [
         "the name of the key's file is not synced",
         "a power loss takes the file, and keeps the task",
         "keyed-power",
-        (("KeyFile.append", "if sync and not size: ...", "if False: ..."),),
+        (("KeyFile.add", "if sync and not self.size: ...", "if False: ..."),),
     ),
     Mutation(
         "an inserter goes on after a purge with the key of the generation before",
@@ -152,7 +168,7 @@ MUTATIONS = [
         "an epoch ends without its claims being carried over",
         "no file names the tasks that live: second ones are inserted",
         "keyed-epochs",
-        (("KeyCollector._carry", "key_file.append(claim)", ""),),
+        (("KeyCollector._carry", "key_file.add(claim)", ""),),
     ),
     Mutation(
         "upkeep removes the files of keys on a network mount one by one",

@@ -180,13 +180,19 @@ MUTATIONS = [
         "lines of shared files are never synced on a local disk",
         "a power loss brings back the generation before",
         "power-purge",
-        (("append", "if sync or fs.shared: ...", "if fs.shared: ..."),),
+        (("Journal.append", "sync or (fs.shared and sync is not None)", "fs.shared and sync is not None"),),
     ),
     Mutation(
         "shared files are written to without waiting for the lock",
         "two append to one file at the same time",
         "beside",
-        (("locked", "if not fs.lock(fd, clock, entropy, timeout_s): ...", "if not fs.try_lock(fd) and False: ..."),),
+        (
+            (
+                "Journal.take_lock",
+                "if not fs.lock(fd, clock, entropy, wait_s): ...",
+                "if not fs.try_lock(fd) and False: ...",
+            ),
+        ),
     ),
     Mutation(
         "a task file keeps its old name",
@@ -349,9 +355,9 @@ MUTATIONS = [
         ("nfs", "purge-dead", "bury", "locks-lost"),
         (
             (
-                "locked",
-                "if store.fs.same_file(fd, path) and not _is_replaced(store, layout, shard, fd): ...",
-                "if store.fs.same_file(fd, path): ...",
+                "LetterFile.is_in_place",
+                "super().is_in_place() and not self.is_replaced()",
+                "super().is_in_place()",
             ),
         ),
     ),
@@ -382,10 +388,10 @@ MUTATIONS = [
         ("strict", "purge-dead", "bury", "then-power"),
         (
             (
-                "locked",
+                "letter_files.locked",
                 """
                 if durable:
-                    _secure_name(store, layout, fd)
+                    file.secure_name()
                 """,
                 "",
             ),
@@ -403,7 +409,7 @@ MUTATIONS = [
         ("strict", "purge-dead", "bury", "then-power"),
         (
             ("_to_history", "store.locked(path, durable=store.sync_inserts)", "store.locked(path)"),
-            ("_to_history", "jsonl.append(..., store.sync_inserts)", "jsonl.append(..., False)"),
+            ("_to_history", "file.append(..., store.sync_inserts)", "file.append(..., False)"),
         ),
     ),
 ]

@@ -159,14 +159,16 @@ MUTATIONS = [
         "beside",
         (
             (
-                "locked",
+                "Journal.take_lock",
                 """
-                must_have_one_name(fs, fd, path)
-                if not fs.lock(fd, clock, entropy, timeout_s): ...
+                fs, fd = self.fs, self.fd
+                asks_once = one_name and not fs.shared
+                if not (asks_once and fs.try_lock(fd)): ...
                 """,
                 """
-                must_have_one_name(fs, fd, path)
-                if "completions" not in path and not fs.lock(fd, clock, entropy, timeout_s): ...
+                fs, fd = self.fs, self.fd
+                asks_once = one_name and not fs.shared
+                if not ("completions" in self.path or (asks_once and fs.try_lock(fd))): ...
                 """,
             ),
         ),
@@ -231,7 +233,7 @@ MUTATIONS = [
         "a purge that is not synced",
         "after a power loss the old generation counts again, and what was inserted into the new one is nowhere",
         "power-purge",
-        (("purge", "queue_file.append(...)", "queue_file.fs.write_all(queue_file.fd, ...)"),),
+        (("administration.purge", "queue_file.append(...)", "queue_file.fs.write_all(queue_file.fd, ...)"),),
     ),
     Mutation(
         "task file unlinked before the log is synced",
@@ -429,12 +431,12 @@ MUTATIONS = [
             (
                 "insert_again",
                 """
-                jsonl.append(store.fs, fd, line, store.sync_inserts)
+                file.append(line, store.sync_inserts)
                 _publish(store, layout, staged)
                 """,
                 """
                 _publish(store, layout, staged)
-                jsonl.append(store.fs, fd, line, store.sync_inserts)
+                file.append(line, store.sync_inserts)
                 """,
             ),
         ),

@@ -11,7 +11,6 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.errors import LockTimeout
 from fsqueue.storage import counters
-from fsqueue.storage.jsonl import locked
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
 from tests.support import QueueFactory, base_of, counted, task_file_names
@@ -158,7 +157,7 @@ def test_a_crash_after_a_crash_is_made_good_too(q: Queue, finished: Log) -> None
 
 def test_a_counter_that_others_keep_locked_is_passed_over(q: Queue, clock: ManualClock, finished: Log) -> None:
     other = Queue(q.path, clock=clock)
-    with locked(other.store.fs, clock, other.store.entropy, str(counter(q))):
+    with other.store.locked(str(counter(q))):
         add(q)
     assert counter(q).stat().st_size == 0
     assert counted(q) == 5

@@ -26,7 +26,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.storage import deadletters, letter_files, retrying, staging
-from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
+from fsqueue.storage.journals import LOCK_TIMEOUT_S
 from tests.concurrency.trapped import trapped
 from tests.support import (
     Crash,

@@ -22,7 +22,8 @@ from fsqueue.format.layout import erased_record
 from fsqueue.format.models import GcReport
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.spark import views as spark_views
-from fsqueue.storage import history, jsonl, payloads
+from fsqueue.storage import history, payloads
+from fsqueue.storage.journals import Journal
 from fsqueue.upkeep import erasing
 from fsqueue.views import outcomes
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
@@ -215,7 +216,7 @@ def test_a_process_that_waited_for_a_file_that_was_replaced_appends_nothing_to_i
     with path.open("ab+", buffering=0) as file:
         path.unlink()
         with pytest.raises(FileNotFoundError):
-            jsonl.append(fs, file.fileno(), b"line\n", sync=False)
+            Journal(fs, str(path), file.fileno()).append(b"line\n")
 
 
 def test_on_a_network_mount_the_history_of_today_is_erased_tomorrow(

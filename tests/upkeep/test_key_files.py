@@ -174,14 +174,14 @@ def test_a_long_file_is_begun_anew_with_the_next_epoch(mounted: Mounted, monkeyp
 @contextmanager
 def after_the_next_claim(step: Callable[[], object]) -> Iterator[None]:
     """Do a step right after the next claim is written, before its inserter goes on."""
-    append = keys.KeyFile.append
+    append = keys.KeyFile.add
 
     def appended(file: keys.KeyFile, claim: KeyClaim, sync: bool = False) -> None:
         append(file, claim, sync)
-        keys.KeyFile.append = append  # type: ignore[method-assign]
+        keys.KeyFile.add = append  # type: ignore[method-assign]
         step()
 
-    with mock.patch.object(keys.KeyFile, "append", appended):
+    with mock.patch.object(keys.KeyFile, "add", appended):
         yield
 
 
@@ -292,7 +292,7 @@ def test_a_stray_does_not_keep_an_epoch_and_a_file_of_another_user_does(
 
 def test_a_full_disk_leaves_the_rest_of_upkeep_alone(mounted: Mounted) -> None:
     begun(mounted)
-    with mock.patch.object(keys.KeyFile, "append", side_effect=OSError(errno.ENOSPC, "full")):
+    with mock.patch.object(keys.KeyFile, "add", side_effect=OSError(errno.ENOSPC, "full")):
         mounted.gc_a_day_later()
     assert mounted.epochs() == (0, 1)
     assert mounted.gc_a_day_later() == 3

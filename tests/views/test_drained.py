@@ -16,7 +16,7 @@ from fsqueue import Group, LeasedTask, Queue, StorageError
 from fsqueue.format import names
 from fsqueue.poll import EndCheck, Prefetched
 from fsqueue.storage import letter_files
-from fsqueue.storage.store import Store
+from fsqueue.storage.journals import Journal
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.sources import sources_of
 from tests.concurrency.trapped import trapped_group
@@ -192,11 +192,11 @@ def numbers_that_come_again() -> Iterator[None]:
     """Have a file's number and times say nothing: a number may come again, and times may count whole seconds."""
     version, state_of = letter_files.version, letter_files.state_of
 
-    def begin(store: Store, fd: int) -> letter_files.Version:
-        return version(store, fd)._replace(inode=1)
+    def begin(file: Journal) -> letter_files.Version:
+        return version(file)._replace(inode=1)
 
-    def coarse(store: Store, fd: int) -> letter_files.State:
-        return state_of(store, fd)._replace(inode=1, changed_ns=1)
+    def coarse(file: Journal) -> letter_files.State:
+        return state_of(file)._replace(inode=1, changed_ns=1)
 
     with (
         mock.patch.object(letter_files, "version", begin),

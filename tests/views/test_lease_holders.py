@@ -16,7 +16,7 @@ from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.cluster import slurm
 from fsqueue.filesystem import processes
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from fsqueue.views.lease_holders import LeaseHolder, held_by_dead, release_dead, workers
 from tests.support import QueueFactory, crashes, drain, hand_on, leftovers, log_files
 from tests.waiting import until
@@ -34,6 +34,7 @@ RELEASING = """
 import sys
 from fsqueue import Queue
 from fsqueue.views.lease_holders import release_dead
+
 print(release_dead(Queue(sys.argv[1]).store)[1])
 """
 SQUEUE = """
@@ -342,7 +343,7 @@ def test_a_batch_that_stays_locked_is_named_after_the_rest_is_done(
 ) -> None:
     other.kill()
     other.wait()
-    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(journals, "LOCK_TIMEOUT_S", 0.2)
     first, *_ = [worker.tasks[0].partition(".")[0] for worker in workers(queue.store)]
     path = queue.store.layout.log(first)
     fs = queue.store.fs

@@ -15,7 +15,7 @@ import pytest
 from fsqueue import Queue, StorageError, Worker
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import processes
-from fsqueue.storage import jsonl
+from fsqueue.storage import journals
 from fsqueue.views import lease_holders
 from fsqueue.worker import reclaiming, scripts, spawning, supervision, supervisor
 from fsqueue.worker.commands import Commands
@@ -658,7 +658,7 @@ def test_what_is_no_queue_any_more_is_not_tried_again(queue: Queue, tmp_path: Pa
 
 
 def test_a_batch_that_another_process_has_locked_is_tried_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(journals, "LOCK_TIMEOUT_S", 0.1)
     queue.insert(1)
     of_run(queue, RUN)
     [info] = queue.tasks("leased")
