@@ -53,7 +53,7 @@ from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.poll import EndCheck, Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
-from fsqueue.protocol import encoding, insert_errors, insertion, losses, transitions, waiting
+from fsqueue.protocol import encoding, fast_path, insert_errors, insertion, losses, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.shares import Shares
@@ -564,13 +564,14 @@ class Queue(Maintenance):
         before = resources.mark() if mine.sections or mine.fds or mine.fresh else resources.NOTHING
         process = forks.depth
         try:
-            if result is None:
-                if task.poll is None or not task.poll.complete(task):
-                    transitions.complete_one(self.store, task)
-            else:
-                encoded, refused = results_of({task.id: result})
+            encoded: bytes | None = None
+            if result is not None:
+                found, refused = results_of({task.id: result})
                 refuse(refused)
-                transitions.complete(self.store, [task], encoded)
+                [encoded] = found.values()
+            is_done = result is None and task.poll is not None and task.poll.complete(task)
+            if not is_done and not fast_path.complete_in_hand(self.store, task, encoded):
+                transitions.complete(self.store, [task], transitions.result_of(task, encoded))
             task.done = True
             if process != forks.depth:
                 raise ForkedChild("a call")

@@ -226,7 +226,7 @@ def asked(*args):
 
 assert not checks.CHECK
 checks.hold = checks.refuse = state_checks.broken = asked
-transitions._check_fenced = locked_batch.LockedBatch._check_over = locked_batch.LockedBatch._check_invariants = asked
+transitions.check_fenced = locked_batch.LockedBatch._check_over = locked_batch.LockedBatch.check = asked
 queue = Queue.create(sys.argv[1], keep_payloads=None)
 queue.insert("one")
 queue.insert_many([*range(5), "x" * 20_000])

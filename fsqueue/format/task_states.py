@@ -20,6 +20,9 @@ from fsqueue.format.priority import LAST, Priority, Rank, rank_of
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
 SKIPPED = 5
 """The state of an index that no task has: an insert named a later one."""
+SURVEYED = 32
+"""Number of tasks that a survey looks at."""
+NEVER = 1 << 62
 _AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
 """The order of tasks as they were inserted. An entry of a tuple is found faster than one of a range."""
 
@@ -127,6 +130,7 @@ class States:
         "ended",
         "errors",
         "finished",
+        "fresh_end",
         "frozen",
         "holder",
         "ids",
@@ -141,6 +145,7 @@ class States:
         "places",
         "prepared",
         "priorities",
+        "quiet_until",
         "ranks",
         "remaining",
         "results",
@@ -229,6 +234,8 @@ class States:
         self._returns: list[tuple[int, int]] = []
         self._expiries: list[tuple[int, int, Lease]] = []
         self._serial = 0
+        self.fresh_end, self.quiet_until = 0, 0
+        """What `survey` has found. `Log.catch_up` forgets it: a section that comes between may change anything."""
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -421,6 +428,23 @@ class States:
             place += 1
         self._frontier = place
         return chosen, [], False
+
+    def survey(self, at: int) -> bool:
+        """Look how many of the next tasks are as they began, while nothing else can be leased. True: at least two.
+
+        Those are at the places from `_frontier` to `fresh_end` in `_order`. What may be leased besides them comes
+        back at `quiet_until` at the earliest. That holds as long as tasks are only leased from there, or completed.
+        """
+        returns, expiries, self.fresh_end = self._returns, self._expiries, 0
+        until = min(returns[0][0] if returns else NEVER, expiries[0][0] if expiries else NEVER)
+        if self._ready or at >= until:
+            return False
+        place = begin = self._untouched()
+        order, state, touched, end = self._order, self.state, self.touched, min(self._end, begin + SURVEYED)
+        while place < end and state[order[place]] == AVAILABLE and order[place] not in touched:
+            place += 1
+        self.fresh_end, self.quiet_until = place, until
+        return place > begin + 1
 
     def _by_rank(self, at: int, limit: Rank) -> Iterator[int]:
         """Take off and yield the tasks that may be available and are not less urgent than `limit`, by their ranks."""

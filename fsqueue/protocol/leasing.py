@@ -26,7 +26,7 @@ from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol import deciding, finishing, sealing, spending, transitions
+from fsqueue.protocol import deciding, fast_path, finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
 from fsqueue.protocol.shares import Holder, NewLease, Shares
 from fsqueue.storage import commits, record_times, retrying
@@ -186,6 +186,10 @@ class Leaser:
         if strict:
             selection.sweep()
         elif batch is not None and up_to is None and (limit := selection.limit_in_hand(batch)) is not None:
+            if n == 1 and self.shares is None and not queue_file.state.is_ordered:
+                next_one = fast_path.lease_next(store, batch, lease_ms, self._holder(), self.queue())
+                if next_one is not None:
+                    return next_one
             self._limit = limit
             got = self._from_batch(batch, None, n, n, lease_ms)
             if got not in (BUSY, UNDECIDED) and (self._next_head is None or not got or queue_file.state.is_ordered):
@@ -633,10 +637,7 @@ class Leaser:
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
         if self.shares is None:
-            worker = self.holder or (
-                (store.worker, store.worker_json) if self.run_id is None else self._worker_of_run()
-            )
-            leases = [NewLease(store.entropy.hex16(), tasks, worker, several)]
+            leases = [NewLease(store.entropy.hex16(), tasks, self._holder(), several)]
         else:
             leases = self.shares.next_leases(tasks, store.entropy.hex16, solo)
         record, last = b"", leases[-1]
@@ -669,9 +670,14 @@ class Leaser:
             got += mine
         return got
 
-    def _worker_of_run(self) -> tuple[dict[str, Any], str]:
-        """Return what leases of the run say of their worker, also as JSON."""
-        worker = self.store.worker
+    def _holder(self) -> Holder:
+        """Return what a lease says of its worker."""
+        store = self.store
+        if self.holder is not None:
+            return self.holder
+        if self.run_id is None:
+            return store.worker, store.worker_json
+        worker = store.worker
         if self._of_run is None or self._of_run[0] is not worker:
             mine = worker | {"run": self.run_id}
             self._of_run = worker, mine, dumps(mine).decode()
@@ -695,10 +701,10 @@ class Leaser:
                     record = task_file.decode_task(line)
                 elif len(line) > nesting.SHALLOW_BYTES:
                     task_file.check_depth(line)
+                payload = record["payload"] if not payloads else payloads.get(index, record["payload"])
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
-            payload = record["payload"] if not payloads else payloads.get(index, record["payload"])
             task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")

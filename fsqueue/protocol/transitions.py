@@ -1,6 +1,6 @@
 """End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7).
 
-One completion goes by `complete_one`. If anything is not as usual there, and for several tasks or another verb, it goes
+One completion goes by `fast_path`. If anything is not as usual there, and for several tasks or another verb, it goes
 this way: is the generation still the task's (`fresh`); each batch (`each`); its lock, and which leases hold
 (`_in_batch`); the record (`act`, given by the verb); the end of the batch, if that was its last task (`finishing`).
 """
@@ -35,7 +35,7 @@ from fsqueue.protocol.losses import (
     why_unknown,
 )
 from fsqueue.storage import history, journals, locked_batch, published, record_times
-from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 ERROR_CHARS_MAX = 8_000
@@ -200,7 +200,7 @@ def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transitio
                     losses.add(locked.batch, [index], lease, ALREADY if is_own else why_lost(replay_state, index))
         if held:
             if CHECK:
-                _check_fenced(locked, lease, held)
+                check_fenced(locked, lease, held)
             records += act(locked, lease, held, at, len(records))
             if len(records) >= TOGETHER_BYTES:
                 locked.log.append(records)
@@ -256,25 +256,9 @@ def complete(
     losses.check()
 
 
-def complete_one(store: Store, task: LeasedTask) -> None:
-    """Complete one task, as `complete` does: the hot path, for a log that is open and undisturbed."""
-    uncertain: OSError | None = None
-    if store.queue_file.is_unchanged(task.generation):
-        try:
-            with LockedBatch(store, task.batch, 0) as locked:
-                if locked.replay_state.holds(task.index, task.lease):
-                    at = record_times.present(locked)
-                    locked.log.append(completion(locked, task, at))
-                    if not locked.replay_state.remaining:
-                        finishing.try_finish(locked)
-                    return
-        except (BatchBusy, FileNotFoundError):
-            pass
-        except OSError as error:
-            if error.errno not in LOST:
-                raise
-            uncertain = error
-    complete(store, [task], uncertain=uncertain)
+def result_of(task: LeasedTask, result: bytes | None) -> Results | None:
+    """Return the result of one task as `complete` takes it."""
+    return None if result is None else {(task.batch, task.index): result}
 
 
 def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart | None = None) -> bytes:
@@ -285,8 +269,8 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart 
     """
     replay_state, log, index = locked.replay_state, locked.log, task.index
     if CHECK:
-        _check_fenced(locked, task.lease, [index])
-    more = _measured(locked, task, at)
+        check_fenced(locked, task.lease, [index])
+    more = measured(locked, task, at)
     replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
     replay_state.at = at
     return movements.complete(at, task.lease, [index], None, **more, part=part)
@@ -302,14 +286,14 @@ def prepared_completion(locked: LockedBatch, task: LeasedTask, at: int, part: Up
     if not replay_state.holds(index, task.lease):
         return None  # the log may not even have such a task, of which `worktimes` could ask
     if CHECK:
-        _check_fenced(locked, task.lease, [index])
-    more = _measured(locked, task, at)
+        check_fenced(locked, task.lease, [index])
+    more = measured(locked, task, at)
     if not replay_state.prepare_completion(part, at, task.lease, index, more, locked.log.next_offset()):
         return None
     return movements.complete(at, task.lease, [index], None, **more, part=part)
 
 
-def _measured(locked: LockedBatch, task: LeasedTask, at: int) -> dict[str, Any]:
+def measured(locked: LockedBatch, task: LeasedTask, at: int) -> dict[str, Any]:
     """Return what is known of the work on a task, as fields of the record that completes it."""
     if task.began is None and task.used is None and task.took_s is None:
         return {}
@@ -328,7 +312,7 @@ def completions(
     return movements.complete(at, lease, held, None, **more)
 
 
-def _check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
+def check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
     """Check invariant 3 before a record that ends or extends a lease: it is the latest one of each task."""
     replay_state = locked.replay_state
     for index in tasks:

@@ -1,7 +1,7 @@
 """The critical section of a batch: its log locked, and its state caught up (docs/design.md, section 4.7).
 
-Everything that changes a batch goes through `LockedBatch`. A function that must be called under the batch's lock takes
-one, as the proof that the lock is held.
+Everything that changes a batch goes through `LockedBatch`, but for `protocol.fast_path`. A function that must be called
+under the batch's lock takes one, as the proof that the lock is held.
 
 The name of a batch's task file changes with the time at which something inside is available, so a name is a hint: what
 was opened last, then the names in the log, then a listing of the shard (docs/design.md, section 4.5).
@@ -91,6 +91,13 @@ class LockedBatch:
         self._wait_s = wait_s
         self._create = create
 
+    @classmethod
+    def entered(cls, store: Store, log: Log) -> LockedBatch:
+        """Return the section of a log that the caller has locked and caught up with: see `protocol.fast_path`."""
+        locked = cls(store, log.batch)
+        locked.log, locked.replay_state = log, log.replay_state
+        return locked
+
     def __enter__(self) -> LockedBatch:
         store, batch, wait_s = self.store, self.batch, self._wait_s
         get, try_lock = store.logs.get, store.fs.try_lock  # what objects hold is looked up first: see decision 26
@@ -131,7 +138,7 @@ class LockedBatch:
                 self.drop()
             elif self._is_locked and log.fd >= 0:
                 if CHECK:
-                    self._check_invariants()
+                    self.check()
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
         except BaseException as other:
@@ -362,7 +369,7 @@ class LockedBatch:
     def unlock(self) -> None:
         """Let other processes in, before the block ends. Nothing may be appended any more."""
         if CHECK:
-            self._check_invariants()
+            self.check()
         unlock = self.store.fs.unlock
         try:
             unlock(self.log.fd)
@@ -371,7 +378,7 @@ class LockedBatch:
             return  # what was done is done: the end of the block tries again, and closes the log
         self._is_locked = False
 
-    def _check_invariants(self) -> None:
+    def check(self) -> None:
         """Check the invariants that the state of the batch shows at the end of a critical section."""
         log, states, where = self.log, self.replay_state, f"At the end of a critical section of batch {self.batch}"
         checks.refuse(state_checks.broken(states), where)

@@ -310,6 +310,7 @@ class Log:
         """Read and replay what others appended. Call it under the lock."""
         pread = self.fs.pread
         data = pread(self.fd, TAIL_BYTES, self.end)
+        self.replay_state.fresh_end = 0
         if not data:
             self.torn = 0
             return

@@ -261,9 +261,11 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
-def test_a_batch_is_locked_in_one_place() -> None:
-    """Only `LockedBatch` locks a movement log and catches up with it; what changes a batch takes one."""
-    inside = {"storage/locked_batch.py", "storage/logs.py", "storage/open_logs.py"}
+def test_a_batch_is_locked_in_two_places() -> None:
+    """Only `LockedBatch` and the fast path lock a movement log and catch up with it; else what changes a batch takes a
+    LockedBatch.
+    """
+    inside = {"storage/locked_batch.py", "storage/logs.py", "storage/open_logs.py", "protocol/fast_path.py"}
     entering = [
         f"{path.relative_to(TOP)}:{node.lineno}"
         for path in files()

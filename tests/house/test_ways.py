@@ -88,6 +88,8 @@ LOCKS = {
     "fsqueue.storage.decisions.OwnDecisionFile._decide": "a journal that stays open",
     "fsqueue.storage.locked_batch.LockedBatch.__enter__": "logs, which stay open",
     "fsqueue.storage.locked_batch.LockedBatch._wait_for": "the same",
+    "fsqueue.protocol.fast_path.lease_next": "the same, where all is as usual",
+    "fsqueue.protocol.fast_path.complete_in_hand": "the same",
     "fsqueue.storage.staging.stage_as": "what lives as long as its author",
     "fsqueue.storage.staging.is_held": "the same",
     "fsqueue.storage.commits._proposed": "the same",

@@ -344,7 +344,10 @@ MUTATIONS = [
         "completing without looking who holds it",
         "a task that was taken over is reported done by both",
         "crash",
-        (("complete_one", "if locked.replay_state.holds(task.index, task.lease): ...", "if True: ..."),),
+        (
+            ("complete_in_hand", "not state.holds(index, task.lease)", "False"),
+            ("_in_locked", "replay_state.named_by(indices, lease)", "indices"),
+        ),
     ),
     Mutation(
         "a lease that has not run out is taken over",

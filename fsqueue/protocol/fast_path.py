@@ -1,0 +1,196 @@
+"""Lease one task, or complete one, where all is as usual: one frame each (docs/decisions/0060-fast-path.md).
+
+Each of the two is a critical section of its own: lock the log, look, change the state, append, unlock. Before the first
+change it has seen that the normal way would do the same. Else it changes nothing, and the normal way does all of it
+(`leasing.Leaser`, `transitions.complete`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orjson import loads
+
+from fsqueue.checks import CHECK
+from fsqueue.filesystem import LOST, resources
+from fsqueue.format import movements, nesting, task_file
+from fsqueue.format.names import Batch
+from fsqueue.format.task_states import COMPLETED
+from fsqueue.interruptions import is_interruption, let_out
+from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.protocol import transitions
+from fsqueue.protocol.shares import Holder
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.logs import TAIL_BYTES, Log
+from fsqueue.storage.record_times import FAR_MS
+from fsqueue.storage.store import Store
+
+NOTHING: dict[str, Any] = {}
+"""What is measured of most work."""
+
+
+class Unusual(Exception):
+    """Something is not as usual. Nothing was changed."""
+
+
+def lease_next(
+    store: Store, batch: Batch, lease_ms: int | None, holder: Holder, queue: Verbs | None
+) -> list[LeasedTask] | None:
+    """Lease the next task of the batch in hand, and return it. None: go the normal way.
+
+    No other batch has a better task, whatever this one has. This task and the next one are as they began, and nothing
+    else can be leased from the batch now (`States.survey`). So the batch stays in hand, and keeps its name.
+    """
+    log, held = store.logs.get(batch), resources.this_thread.owned.sections
+    if log is None or held:
+        return None
+    held.append(log)
+    if not log.mutex.acquire(False):
+        held.remove(log)
+        return None
+    fs, fd, is_locked, is_sound = store.fs, log.fd, False, False
+    try:
+        try_lock, pread = fs.try_lock, fs.pread  # what objects hold is looked up first: see decision 26
+        if fd < 0 or not try_lock(fd):
+            raise Unusual
+        is_locked = log.is_used = True
+        if pread(fd, TAIL_BYTES, log.end):
+            log.catch_up()
+        state, at = log.replay_state, store.clock.now_ms()
+        if (last := state.at) > at:
+            if last > at + FAR_MS:
+                raise Unusual
+            at = last
+        if (state._frontier + 1 >= state.fresh_end or at >= state.quiet_until) and not _survey(log, at):
+            raise Unusual
+        index, lines = state._order[state._frontier], log.lines or ()
+        try:
+            line = lines[index]
+            record = loads(line)
+            payload = record["payload"]
+            if len(line) > nesting.SHALLOW_BYTES:
+                task_file.check_depth(line)
+        except (ValueError, LookupError, TypeError) as error:
+            let_out(error)
+            raise Unusual from None
+        base, lease = log.end, store.entropy.hex16()
+        until = at + (store.lease_ms if lease_ms is None else lease_ms)
+        if not state.lease(at, lease, [index], until, holder[0], False, base):
+            raise Unusual
+        state._frontier += 1
+        state.at = at
+        if until < state.quiet_until:
+            state.quiet_until = until
+        log.append(movements.lease(at, lease, [index], until, holder[1], False))
+        if CHECK:
+            LockedBatch.entered(store, log).check()
+        assert queue is not None  # a method of it called this
+        attempt, generation = state.attempts[index] + 1, log.layout.generation
+        task = LeasedTask(queue, batch, index, lease, payload, attempt, base, until, generation)
+        if len(record) > 1:
+            task.key, task.priority = record.get("key"), record.get("priority")
+        is_sound = True
+        return [task]
+    except Unusual:
+        is_sound = True
+    except OSError as error:
+        let_out(error)
+        if error.errno not in LOST:
+            raise
+    finally:
+        try:
+            if not is_sound:
+                store.logs.drop(log)
+            elif is_locked and log.fd >= 0:
+                unlock = fs.unlock
+                unlock(fd)
+        except BaseException as other:
+            store.logs.drop(log)
+            if not isinstance(other, OSError) or is_interruption(other):
+                raise
+        finally:
+            log.mutex.release()
+            held.remove(log)
+    return None
+
+
+def _survey(log: Log, at: int) -> bool:
+    """Return whether the next two tasks are as they began, can be read, and are all that can be leased at the moment.
+
+    What is looked at here changes only with a record of another process, or in a section that goes the normal way. Both
+    begin with `Log.catch_up`, which forgets what `survey` has found.
+    """
+    name, state = log.name, log.replay_state
+    if state.gone or log.torn or log.lines is None or name is None or name.priority is not None:
+        return False
+    return state.survey(at)
+
+
+def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None) -> bool:
+    """Complete a task, with a `result` as JSON, and return True. False: go the normal way.
+
+    Its lease holds, and another task of its batch has no outcome yet. So the batch goes on.
+    """
+    log, held = store.logs.get(task.batch), resources.this_thread.owned.sections
+    if log is None or held or not store.queue_file.is_unchanged(task.generation):
+        return False
+    held.append(log)
+    if not log.mutex.acquire(False):
+        held.remove(log)
+        return False
+    fs, fd, is_locked, is_sound = store.fs, log.fd, False, False
+    try:
+        try_lock, pread = fs.try_lock, fs.pread
+        if fd < 0 or not try_lock(fd):
+            raise Unusual
+        is_locked = log.is_used = True
+        if pread(fd, TAIL_BYTES, log.end):
+            log.catch_up()
+        state, index, at = log.replay_state, task.index, store.clock.now_ms()
+        if (last := state.at) > at:
+            if last > at + FAR_MS:
+                raise Unusual
+            at = last
+        if state.gone or log.torn or state.remaining < 2 or not state.holds(index, task.lease):
+            raise Unusual
+        more = NOTHING
+        if task.began is not None or task.used is not None or task.took_s is not None:
+            more = transitions.measured(LockedBatch.entered(store, log), task, at)
+        if CHECK:
+            transitions.check_fenced(LockedBatch.entered(store, log), task.lease, [index])
+        if result is None:
+            state.decide(index, COMPLETED, at, log.end)
+        elif more or state.used or len(result) > nesting.SHALLOW_BYTES:
+            raise Unusual
+        else:
+            state.complete_held(at, [index], log.end, loads(result))
+        state.at = at
+        log.append(movements.complete(at, task.lease, [index], result, **more))
+        if CHECK:
+            LockedBatch.entered(store, log).check()
+        is_sound = True
+        return True
+    except Unusual:
+        is_sound = True
+        return False
+    except OSError as error:
+        let_out(error)
+        if error.errno not in LOST:
+            raise
+        lost = error
+    finally:
+        try:
+            if not is_sound:
+                store.logs.drop(log)
+            elif is_locked and log.fd >= 0:
+                unlock = fs.unlock
+                unlock(fd)
+        except BaseException as other:
+            store.logs.drop(log)
+            if not isinstance(other, OSError) or is_interruption(other):
+                raise
+        finally:
+            log.mutex.release()
+            held.remove(log)
+    transitions.complete(store, [task], transitions.result_of(task, result), lost)  # tells whether it is in the log
+    return True

@@ -1,0 +1,50 @@
+"""What the plain path executes: opcodes of one lease and one completion. They are the same at each run.
+
+No number may grow. Whoever makes one smaller writes that down here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.house.source import TOP
+
+MOST = {"lease": 985, "complete": 576, "complete with a result": 850}
+"""Maximum number of opcodes of CPython 3.11, on average. Of later versions a quarter more are allowed."""
+COUNTING = """
+import sys
+from fsqueue import Queue
+queue = Queue.create(sys.argv[1], durability="none")
+queue.insert_many({"payload": "x" * 180} for _ in range(2000))
+held = []
+def lease(): held.append(queue.lease(n=1, lease_s=600)[0])
+steps = {
+    "lease": lease, "complete": lambda: held.pop().complete(),
+    "again": lease, "complete with a result": lambda: held.pop().complete({"y": 1}),
+}
+opcodes = dict.fromkeys(steps, 0)
+def count(name, step):
+    def trace(frame, event, arg):
+        frame.f_trace_opcodes = True
+        opcodes[name] += event == "opcode"
+        return trace
+    sys.settrace(trace)
+    step()
+    sys.settrace(None)
+for turn in range(80):
+    for name, step in steps.items():
+        count(name, step) if turn >= 60 else step()
+print(*(f"{name}:{opcodes[name] // 20}" for name in steps), sep="\\n")
+"""
+
+
+def test_the_plain_path_executes_no_more_than_it_did(tmp_path: Path) -> None:
+    environment = {**os.environ, "FSQUEUE_CHECK": "0"}
+    command = [sys.executable, "-c", COUNTING, str(tmp_path / "q")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=TOP, env=environment)
+    found = {name: int(number) for name, number in (line.split(":") for line in done.stdout.splitlines())}
+    allowed = 1 if sys.version_info[:2] == (3, 11) else 1.25
+    assert {name: found[name] for name, most in MOST.items() if found[name] > most * allowed} == {}
