@@ -1,13 +1,27 @@
-"""Say why a task is given up that has had all its attempts (docs/design.md, section 4.5)."""
+"""Say what used up a task's attempts, and why it is given up (design, section 4.5; format.md, "Attempts")."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
 from fsqueue.cluster.identity import describe
-from fsqueue.format import charges, movements, sparse
-from fsqueue.format.charges import Charge
-from fsqueue.format.replay import LEASED
+from fsqueue.format import movements, sparse
+from fsqueue.format.replay import LEASED, ReplayState
+from fsqueue.format.task_states import Lease
 from fsqueue.protocol.transitions import shorten
 from fsqueue.storage.locked_batch import LockedBatch
+
+CHANGING = frozenset({"lease", "fail", "release", "revoke", "bury"})
+"""The kinds of records that change who holds a task, or how many attempts it has had, and leave or give it a chance."""
+
+
+class Charge(NamedTuple):
+    """What ended an attempt that was charged, and the worker that had made it, as its lease says."""
+
+    error: str | None
+    """The error of a `fail` record; None: its lease ran out."""
+    worker: dict[str, Any] | None
 
 
 def last_charges(locked: LockedBatch, spent: list[int]) -> dict[int, Charge]:
@@ -26,7 +40,7 @@ def last_charges(locked: LockedBatch, spent: list[int]) -> dict[int, Charge]:
     if others:
         log = locked.log
         parsed = ((at, movements.parse(line)) for at, line, _ in sparse.lines(locked.store.fs.all_pieces(log.fd), 0))
-        found |= charges.last(((at, record) for at, record in parsed if record is not None), others)
+        found |= last(((at, record) for at, record in parsed if record is not None), others)
     unknown = Charge(None, None)
     return {index: found.get(index, unknown) for index in spent}
 
@@ -39,3 +53,38 @@ def reason(charge: Charge, attempts: int, attempts_max: int | None) -> str:
     return shorten(
         f"{headline} (out of attempts: it has had {attempts}, and max_attempts is {attempts_max}){newline}{rest}"
     )
+
+
+def last(records: Iterable[tuple[int, dict[str, Any]]], tasks: Collection[int]) -> dict[int, Charge]:
+    """Return the last charge of each of the tasks that has one, from all records of a log with their offsets.
+
+    A lease that ran out counts from the record on that gives the task to another one. Of a task that is leased when
+    the records end, the last charge before that is returned.
+    """
+    replay_state, wanted = ReplayState(), frozenset(tasks)
+    found: dict[int, Charge] = {}
+    known: dict[int, tuple[int, Lease | None]] = {}
+    for _, record in replay_state.effective(records):
+        for index in _named(record, wanted) if record["op"] in CHANGING else ():
+            if index >= replay_state.count:
+                continue
+            attempts, holder = known.get(index, (0, None))
+            if replay_state.attempts[index] > attempts and record["op"] in ("lease", "fail"):
+                error = replay_state.errors.get(index) if record["op"] == "fail" else None
+                found[index] = Charge(error, holder.worker if holder is not None else None)
+            known[index] = replay_state.attempts[index], replay_state.holder[index]
+    return found
+
+
+def _named(record: dict[str, Any], wanted: frozenset[int]) -> list[int]:
+    """Return which of the wanted tasks a record names; none if it is damaged: then it does not act."""
+    named: list[int] = []
+    try:
+        for start, end in record["tasks"]:
+            if end - start <= len(wanted):
+                named += [index for index in range(start, end) if index in wanted]
+            else:
+                named += [index for index in wanted if start <= index < end]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return named

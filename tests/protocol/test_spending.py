@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsqueue.format.charges import Charge, last
+from fsqueue.protocol.spending import Charge, last
 
 FIRST, SECOND = {"host": "a", "pid": 1}, {"host": "b", "pid": 2}
 Records = list[tuple[int, dict[str, Any]]]
