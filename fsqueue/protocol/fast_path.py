@@ -83,7 +83,7 @@ def lease_next(
             state.quiet_until = until
         log.append(movements.lease(at, lease, [index], until, holder[1], False))
         if CHECK:
-            LockedBatch.entered(store, log).check()
+            LockedBatch.entered(store, log).check_invariants()
         assert queue is not None  # a method of it called this
         attempt, generation = state.attempts[index] + 1, log.layout.generation
         task = LeasedTask(queue, batch, index, lease, payload, attempt, base, until, generation)
@@ -167,7 +167,7 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
         state.at = at
         log.append(movements.complete(at, task.lease, [index], result, **more))
         if CHECK:
-            LockedBatch.entered(store, log).check()
+            LockedBatch.entered(store, log).check_invariants()
         is_sound = True
         return True
     except Unusual:

@@ -138,7 +138,7 @@ class LockedBatch:
                 self.drop()
             elif self._is_locked and log.fd >= 0:
                 if CHECK:
-                    self.check()
+                    self.check_invariants()
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
         except BaseException as other:
@@ -369,7 +369,7 @@ class LockedBatch:
     def unlock(self) -> None:
         """Let other processes in, before the block ends. Nothing may be appended any more."""
         if CHECK:
-            self.check()
+            self.check_invariants()
         unlock = self.store.fs.unlock
         try:
             unlock(self.log.fd)
@@ -378,7 +378,7 @@ class LockedBatch:
             return  # what was done is done: the end of the block tries again, and closes the log
         self._is_locked = False
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Check the invariants that the state of the batch shows at the end of a critical section."""
         log, states, where = self.log, self.replay_state, f"At the end of a critical section of batch {self.batch}"
         checks.refuse(state_checks.broken(states), where)

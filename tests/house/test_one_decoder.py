@@ -24,6 +24,7 @@ DECODERS = {
     "fsqueue/format/priority.py": "lines of task files",
     "fsqueue/format/task_file.py": "lines of task files",
     "fsqueue/format/uniform.py": "lines of task files",
+    "fsqueue/protocol/fast_path.py": "lines of task files, and results that the caller has encoded",
     "fsqueue/protocol/leasing.py": "lines of task files",
     "fsqueue/storage/commits.py": "records of commits",
     "fsqueue/storage/history.py": "the history",
