@@ -315,14 +315,16 @@ class Vote:
         """Whether a power loss cannot take the decision any more. False after a sync that has failed."""
 
 
-class _Opened(DecisionFile):
-    """A decision file that stays open. It is closed when the last thread that uses it lets go of it."""
+class _Opened:
+    """An open descriptor, closed when the last thread that uses it lets go of it. `file` does not keep it open: the
+    traceback of an error may hold that.
+    """
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_kept", "fd", "file")
 
     def __init__(self, fs: Filesystem, path: str, fd: int) -> None:
-        super().__init__(fs, path, fd)
-        self._kept = resources.Kept(fd, fs.drop)
+        self.fd, self._kept = fd, resources.Kept(fd, fs.drop)
+        self.file = DecisionFile(fs, path, fd)
 
 
 class OwnDecisionFile:
@@ -337,7 +339,7 @@ class OwnDecisionFile:
         """Whether its name is known to be on disk."""
         self.used_at = clock.monotonic()
         self._opened: _Opened | None = opened
-        self._state = opened.state
+        self._state = opened.file.state
         self._mutex = resources.OwnedLock()
         self._syncing = resources.Mutex()
         self._synced = 0
@@ -375,13 +377,13 @@ class OwnDecisionFile:
         fs, opened, state = self.group.fs, self._opened, self._state
         if opened is None or self.is_left:
             raise DecisionBusy(f"The decision file {self.path} is used no more. Begin anew in another one.")
-        fd = opened.fd
+        fd, file = opened.fd, opened.file
         try:  # an error of locking may come after it was done
             if not fs.try_lock(fd) and not fs.lock(fd, clock, entropy, WAIT_S):
                 raise DecisionBusy(
                     f"The decision file {self.path} has been locked for {WAIT_S:g} s by a stopped process."
                 )
-            opened.catch_up()
+            file.catch_up()
             links = fs.fstat(fd).st_nlink
             if links != 1:  # another program has removed it, or given it a second name
                 self.is_left = True
@@ -391,10 +393,10 @@ class OwnDecisionFile:
                 vote.is_begun = True
                 at = clock.now_ms()
                 line = decisions.commit(at, vote.update, vote.logs)
-                if opened.torn:
-                    opened.add(line)
+                if file.torn:
+                    file.add(line)
                 else:
-                    opened.append(line, read_back=True)
+                    file.append(line, read_back=True)
                     state.replay_own(line, at, vote.update, tuple(vote.logs))
                 found = state.first[vote.update]
             self.is_left = self.is_left or state.is_gone

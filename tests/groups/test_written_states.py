@@ -31,8 +31,10 @@ AHEAD_MS = 3 * 3_600_000
 
 def known(state: ReplayState) -> dict[str, Any]:
     """All that does not depend on what was leased here, and what was read of the task file."""
-    ranks = () if state.inserts is not None else ("is_ranked", "priorities", "ranks")
-    return {name: value for name, value in all_of(state).items() if not name.startswith("_") and name not in ranks}
+    beside = ["fresh_end", "quiet_until"]
+    if state.inserts is None:
+        beside += ["is_ranked", "priorities", "ranks"]
+    return {name: value for name, value in all_of(state).items() if not name.startswith("_") and name not in beside}
 
 
 @pytest.fixture(autouse=True)
