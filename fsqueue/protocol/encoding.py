@@ -13,6 +13,7 @@ from fsqueue.format.layout import BATCH_BYTES_MAX
 from fsqueue.format.models import Task
 from fsqueue.format.plain import plain
 from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
+from fsqueue.interruptions import let_out
 from fsqueue.storage.store import Store
 
 GROUP_BYTES_MAX = 8 << 20
@@ -240,6 +241,7 @@ def _runs(
                 most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)
                 began = now
     except Exception as error:
+        let_out(error)  # it may have come between a line and its size
         broken = error
     if lines:
         yield Run(when, lines, size, given)
@@ -348,7 +350,8 @@ def batches_of(
 
     InvalidTask for a task with a key if the stream takes none, as for a named commit.
 
-    When the stream breaks off with an error, the tasks before it come out first, then the error.
+    When the stream breaks off with an error, the tasks before it come out first, then the error. After an interruption
+    nothing comes out: it may have left a batch with other lines than it counts.
     """
     settings, monotonic = store.settings, store.clock.monotonic
     tasks_max = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
@@ -367,6 +370,7 @@ def batches_of(
         try:
             _hold(come, held)
         except Exception as error:
+            let_out(error)
             broken = error
         known = number + sum(len(run.lines) for run in held if run is not None)
         job = max(known, total or 0)
@@ -412,6 +416,7 @@ def batches_of(
                         per_batch = max(per_batch, min(tasks_max, share(number + first, least)))
             number += len(lines)
     except Exception as error:
+        let_out(error)  # it may have come between a batch's lines and their number
         broken = error
     stream.number = number
     yield from _rest(window, per_batch, filling)
@@ -454,6 +459,7 @@ def groups_of(batches: Iterable[Encoded | None]) -> Iterator[list[Encoded]]:
                 yield group
                 group, size = [], 0
     except Exception as error:
+        let_out(error)
         broken = error
     if group:
         yield group

@@ -22,9 +22,10 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []
     name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
-    if not (index < name.count if name is not None else _is_task(history.replay(records), index)):
+    replay_state = history.replay(records)
+    if not (index < name.count if name is not None else _is_task(replay_state, index)):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
-    if not store.settings.keep_history and history.replay(records).state[index] in (COMPLETED, CANCELLED):
+    if records and not store.settings.keep_history and replay_state.state[index] in (COMPLETED, CANCELLED):
         raise TaskNotFound(f"The task {task_id} has ended, and {store.path} {FORGETS}")
     first, *others = _applied(records, index) or [{"op": "open"}]
     if first["op"] == "insert":

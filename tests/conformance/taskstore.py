@@ -34,8 +34,8 @@ LACKING = {
     "retry_dead": "a client does not see dead letters",
     "purge_dead": "a client does not see dead letters",
     "retry_completed": "a deleted task is gone",
-    "fsck": "it is for whoever has the directory",
-    "accept_copy": "it is for whoever has the directory",
+    "fsck": "only a user of the directory can do that",
+    "accept_copy": "only a user of the directory can do that",
 }
 """Verbs that neither this protocol has nor the suite asks beside it, each with the reason."""
 BESIDE = {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFull, Task, TaskTooLarge
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import names
 from fsqueue.format.layout import BATCH_BYTES_MAX
 from fsqueue.protocol import encoding, insertion, single_inserts
 from fsqueue.storage import staging
@@ -780,3 +783,45 @@ def test_what_an_error_says_of_a_small_stream(queue: Queue, step: str, code: int
     q.insert_many([0])
     with failing(fs, step, code), pytest.raises((StorageFull, StorageError), match=says):
         q.insert_many(range(tasks))
+
+
+class _Alarm(Exception):
+    """What a user's signal handler raises."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise _Alarm
+
+
+def _task_file(path: Path) -> names.TaskFileName:
+    found = names.parse_task_file(path.name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("place", ["before", "between", "behind"])
+@pytest.mark.parametrize("priority", [None, 5])
+def test_an_interruption_inserts_no_batch_that_is_half_made(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, place: str, priority: int | None
+) -> None:
+    """It may come between a batch's lines and their number: the name of its file would tell of another number."""
+
+    def take(batch: encoding.Encoded, piece: bytes, tasks: int) -> None:
+        is_hit = next(left) == 0
+        if not is_hit or place != "before":
+            batch.pieces.append(piece)
+        if is_hit and place != "behind":
+            signal.raise_signal(signal.SIGUSR1)
+        batch.size, batch.tasks = batch.size + len(piece), batch.tasks + tasks
+        if is_hit:
+            signal.raise_signal(signal.SIGUSR1)
+
+    left = iter(range(1, -100, -1))  # the second batch is hit
+    monkeypatch.setattr(encoding.Encoded, "take", take)
+    before = signal.signal(signal.SIGUSR1, _interrupt)
+    try:
+        with pytest.raises(_Alarm):
+            q.insert_many((Task(number, priority=priority) for number in range(60)), batch_tasks=20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert all(path.read_bytes().count(b"\n") == _task_file(path).count > 0 for path in base_of(q).glob("queue/*/*"))

@@ -205,7 +205,7 @@ SCENARIOS = {
         Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
         Scenario("relay-hops", shared=False, hosts=1, actions=HOPS, two_queues=True, limits=AT_THEIR_END, settings=NEVER_DEAD | {"shards": 1}, tasks_before=2),
-        Scenario("relay-hops-nfs", actions=HOPS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, limits=AT_THEIR_END, settings=NEVER_DEAD | {"shards": 1}, tasks_before=2),
+        Scenario("relay-hops-nfs", actions=HOPS, faults=("kill", "delay", "cut", "reply"), stale=0.4, two_queues=True, limits=AT_THEIR_END, settings=NEVER_DEAD | {"shards": 1}, tasks_before=2),
         Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, singly=True, settings=NEVER_DEAD | MANY),
         Scenario("relay-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-wait-nfs", actions=WAITS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),

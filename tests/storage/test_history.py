@@ -159,6 +159,14 @@ def test_without_a_history_a_finished_task_is_forgotten(queue_factory: QueueFact
     assert not (base_of(q) / "history").exists()
 
 
+def test_without_a_history_a_task_that_has_not_ended_is_known(queue_factory: QueueFactory) -> None:
+    q = queue_factory(keep_history=False)
+    ref = insert_in_file(q, 1)
+    assert [movement.op for movement in q.history(ref.id)] == ["insert"]
+    q.lease()
+    assert [movement.op for movement in q.history(ref.id)] == ["insert", "lease"]
+
+
 @pytest.mark.parametrize("durability", ["default", "strict"])
 def test_where_every_movement_is_synced_the_history_is_before_the_log_goes(
     queue_factory: QueueFactory, durability: str

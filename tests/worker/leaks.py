@@ -18,13 +18,13 @@ def pid(payload: Any) -> int:
 
 
 def leak(payload: int) -> int:
-    """Keep so many MiB for ever."""
+    """Keep `payload` MiB for ever."""
     _kept.append(b"x" * (payload * MIB))
     return os.getpid()
 
 
 def passing(payload: int) -> int:
-    """Use so many MiB, and give them back."""
+    """Use `payload` MiB, and give them back."""
     with mmap.mmap(-1, payload * MIB) as memory:
         for at in range(0, len(memory), mmap.PAGESIZE):
             memory[at] = 1
