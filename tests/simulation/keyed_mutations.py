@@ -99,8 +99,9 @@ MUTATIONS = [
     Mutation(
         "an inserter does not look whether the path still names the key's file",
         "it writes into a file that upkeep has removed",
-        "keyed-gc",
+        "keyed-order-gc",
         (("KeyFile.is_in_place", "self.size is not None or super().is_in_place()", "True"),),
+        first=3000,
     ),
     Mutation(
         "a key is taken whose task has ended, and that is not synced",
