@@ -23,13 +23,12 @@ else:
 
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
-_PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
-_CLOCK = re.compile(rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})", re.ASCII)
+_PLAIN = rf"{_NUMBER}(?:[eE][+-]?\d+)?"
+_CLOCK = rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})"
 _UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_PARTS = re.compile(
+_PARTS = (
     rf"(?:(?P<w>{_NUMBER})\s*w)?\s*(?:(?P<d>{_NUMBER})\s*d)?\s*(?:(?P<h>{_NUMBER})\s*h)?\s*"
-    rf"(?:(?P<m>{_NUMBER})\s*m(?:in)?)?\s*(?:(?P<s>{_NUMBER})\s*s)?\s*(?:(?P<ms>{_NUMBER})\s*ms)?",
-    re.ASCII,
+    rf"(?:(?P<m>{_NUMBER})\s*m(?:in)?)?\s*(?:(?P<s>{_NUMBER})\s*s)?\s*(?:(?P<ms>{_NUMBER})\s*ms)?"
 )
 
 
@@ -39,14 +38,14 @@ def seconds_in(text: str) -> float | None:
     A plain number is seconds; `m:ss` and `h:mm:ss` are read as Slurm and most clocks do.
     """
     text = text.strip()
-    if _PLAIN.fullmatch(text):
+    if re.fullmatch(_PLAIN, text, re.ASCII):
         total = float(text)
-    elif clock := _CLOCK.fullmatch(text):
+    elif clock := re.fullmatch(_CLOCK, text, re.ASCII):
         days, hours, minutes, seconds = (float(clock[part] or 0) for part in "dhms")
         if seconds >= 60 or (clock["h"] and minutes >= 60) or (clock["d"] and (not clock["h"] or hours >= 24)):
             return None
         total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    elif (parts := _PARTS.fullmatch(text)) and any(parts.groups()):
+    elif (parts := re.fullmatch(_PARTS, text, re.ASCII)) and any(parts.groups()):
         total = sum(float(parts[unit]) * length for unit, length in _UNITS.items() if parts[unit])
     else:
         return None
@@ -69,7 +68,7 @@ class Duration(Type[float]):
 DURATION = Duration()
 
 
-_SIZE = re.compile(rf"(?P<number>{_NUMBER})\s*(?:(?P<unit>[kmgt])(?:i?b)?|b)?", re.IGNORECASE | re.ASCII)
+_SIZE = rf"(?P<number>{_NUMBER})\s*(?:(?P<unit>[kmgt])(?:i?b)?|b)?"
 
 
 class Size(Type[int]):
@@ -81,7 +80,7 @@ class Size(Type[int]):
         """Return the bytes."""
         if isinstance(value, int):
             return value
-        found = _SIZE.fullmatch(value.strip())
+        found = re.fullmatch(_SIZE, value.strip(), re.IGNORECASE | re.ASCII)
         size = (
             0
             if found is None

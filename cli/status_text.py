@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import nlargest
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import fsqueue
 from fsqueue.cluster.identity import describe
@@ -29,8 +28,7 @@ def is_all_delayed(status: fsqueue.Status) -> bool:
     return 0 < status.delayed == status.remaining
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """What was seen of one queue; `activity` as far as it is known. `error`: why it could not be looked at."""
 
     name: str

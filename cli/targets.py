@@ -25,7 +25,6 @@ import click
 
 import fsqueue
 from fsqueue.format import wording
-from fsqueue.views import outcomes
 
 from .common import (
     GATEWAY_PATIENCE_S,
@@ -43,6 +42,8 @@ from .common import (
 from .printing import complain, hint, plain, print_done, print_json, say
 
 if TYPE_CHECKING:
+    from fsqueue.views.outcomes import Loss
+
     AnyQueue = fsqueue.Queue | fsqueue.RemoteQueue
 
 
@@ -96,6 +97,8 @@ def with_tasks(arguments: Sequence[str], match: str | None, as_json: bool) -> tu
     An id has no slash, and a second queue must have one. So a mistyped id is never taken for a queue: the command would
     act on all tasks of the first one. TASKs are of one queue: with several, which of them is meant is not said.
     """
+    from fsqueue.views import outcomes
+
     first, *others = arguments
     ids = [one for one in others if "/" not in one]
     for one in ids:
@@ -119,6 +122,8 @@ def unknown_in(q: AnyQueue, ids: Iterable[str]) -> list[str]:
     if not wanted:
         return []
     if isinstance(q, fsqueue.Queue):
+        from fsqueue.views import outcomes
+
         return outcomes.unknown(q.store, wanted)
     return [one for one in wanted if _state_of(q, one) is None]
 
@@ -130,14 +135,18 @@ def _state_of(q: AnyQueue, task_id: str) -> str | None:
         return None
 
 
-def why_lost(q: AnyQueue, tokens: Iterable[str]) -> dict[str, outcomes.Loss | None]:
+def why_lost(q: AnyQueue, tokens: Iterable[str]) -> dict[str, Loss | None]:
     """Return for each token whose batch is not at work why its lease no longer holds; None for an unknown task."""
     if isinstance(q, fsqueue.Queue):
+        from fsqueue.views import outcomes
+
         return outcomes.why_lost(q.store, tokens)
     return {token: _loss_at_gateway(q, token) for token in tokens}
 
 
-def _loss_at_gateway(q: fsqueue.RemoteQueue, token: str) -> outcomes.Loss | None:
+def _loss_at_gateway(q: fsqueue.RemoteQueue, token: str) -> Loss | None:
+    from fsqueue.views import outcomes
+
     task_id, _, lease = token.partition("@")
     state = _state_of(q, task_id)
     if state is None:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -17,7 +16,6 @@ import click
 
 import fsqueue
 from fsqueue.format import wording
-from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import (
@@ -165,7 +163,7 @@ class WatchedPlace:
             return one.last
         except fsqueue.FsqueueError as error:
             if isinstance(error, fsqueue.StorageError) and one is not None and one.last is not None:
-                return replace(one.last, error=error)
+                return one.last._replace(error=error)
             self.watched.pop(path, None)
             if isinstance(error, fsqueue.QueueNotFound) and not alone:
                 return None  # it was deleted just now
@@ -282,7 +280,7 @@ class Watching:
 def told_apart(looks: list[Look]) -> list[Look]:
     """Return looks for people: queues of one name, as in groups on two file servers, are called by their paths."""
     count = Counter(look.name for look in looks)
-    return [look if count[look.name] == 1 else replace(look, name=plain(look.path)) for look in looks]
+    return [look if count[look.name] == 1 else look._replace(name=plain(look.path)) for look in looks]
 
 
 def as_json(look: Look) -> dict[str, object]:
@@ -380,6 +378,8 @@ def held_by_dead(q: AnyQueue, status: fsqueue.Status) -> str | None:
     """
     if status.waiting or not status.leased or not isinstance(q, fsqueue.Queue):  # a gateway does not tell it
         return None
+    from fsqueue.views import lease_holders
+
     try:
         return lease_holders.held_by_dead(q.store)
     except (OSError, fsqueue.FsqueueError):

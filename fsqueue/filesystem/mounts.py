@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fsqueue.interruptions import let_out
 
@@ -42,8 +42,7 @@ BEEGFS = "/proc/fs/beegfs"
 """Where BeeGFS clients show their settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """A mounted filesystem: its type ("ext4", "nfs4"), where it is mounted, its options, and what is mounted there."""
 
     kind: str

@@ -5,8 +5,8 @@ docs/format.md, "Groups".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -25,8 +25,7 @@ BELL_BYTES = 4
 BELLS_BYTES = BELLS * BELL_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
+class GroupState(NamedTuple):
     """Hold the content of `.group.jsonl`: the group's id, and the settings that its queues begin with."""
 
     id: names.QueueId
@@ -87,7 +86,7 @@ def read_group_state(content: bytes, path: str) -> GroupState:
                 except InvalidArgument as error:
                     why = str(error).rstrip(".")
             case {"op": "allow-unsafe"} if state is not None:
-                state = replace(state, allows_unsafe=True)
+                state = state._replace(allows_unsafe=True)
     if state is None:
         raise NotAQueue(
             f"{group_file(path)} is damaged: {why}. Nothing was changed. Each queue in it can still be opened by the "

@@ -9,13 +9,18 @@ here, the method of `Queue` that does it and that of `RemoteQueue`, and its test
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fsqueue.errors import TaskNotFound
+from fsqueue.forks import Late
 from fsqueue.format.models import STATES, GcReport, RetryReport, Status
 from fsqueue.verbs.fields import SECONDS_MAX, TASK, Field
 from fsqueue.views.activity import together
-from fsqueue.views.timeline import Timeline
+
+if TYPE_CHECKING:
+    from fsqueue.views import timeline
+else:
+    timeline = Late("fsqueue.views.timeline")
 
 Effect = Literal["reads", "repeatable", "once"]
 """What asking twice does: nothing, since the verb only reads; what asking once does; or something else."""
@@ -184,7 +189,7 @@ OF_QUEUES: Sequence[Verb] = (
          _get(f"{QUEUE}/timeline",
               Field("window_s", "number", "The period up to now, in seconds.", default=3600, least=1, most=SECONDS_MAX),
               Field("pieces", "whole", "Number of pieces of the period.", default=60, least=1, most=1_000)),
-         absent=lambda: Timeline(0.0, 1.0, [], [], [], [])),
+         absent=lambda: timeline.Timeline(0.0, 1.0, [], [], [], [])),
     Verb("workers", "The workers that hold tasks, and whether they live.", "reads",
          _get(f"{QUEUE}/workers", answer="workers"), absent=list, command="workers", here_only=("asks_slurm",)),
     Verb("failing_nodes", "Nodes on which the latest attempts failed, one after the other.", "reads",

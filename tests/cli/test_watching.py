@@ -608,11 +608,11 @@ def test_no_time_is_left_where_nothing_moves() -> None:
     status = Status(waiting=50, leased=2)
     moving = Look("a", "/a", status, work)
     assert moving.left is not None
-    paused = replace(moving, paused=Pause(0.0, "", {}))
-    for halted in (paused, replace(moving, activity=replace(work, is_worked=False))):
+    paused = moving._replace(paused=Pause(0.0, "", {}))
+    for halted in (paused, moving._replace(activity=replace(work, is_worked=False))):
         assert halted.left is None
         assert status_text.total([moving, halted]).left is None
-        drained = replace(halted, status=Status(completed=50))
+        drained = halted._replace(status=Status(completed=50))
         assert status_text.total([moving, drained]).left is not None, "nothing of it is waited for"
     assert not any("left" in line for line in status_text.details(paused, 24, "±"))
 
@@ -630,7 +630,7 @@ def test_of_several_queues_those_that_are_paused_are_told() -> None:
 def test_how_much_of_the_leases_was_work_is_told_where_tasks_were_leased_ahead() -> None:
     look = Look("q", "/q", Status(waiting=5, leased=1), ACTIVITY)
     for work_s, more in ((None, ""), (58.0, ""), (10.0, " (10 s of it at work)")):
-        lines = status_text.details(replace(look, activity=replace(ACTIVITY, work_s=work_s)), 24)
+        lines = status_text.details(look._replace(activity=replace(ACTIVITY, work_s=work_s)), 24)
         assert f"a lease     58.2 s on average{more}, of 6,100 completed tasks" in lines
 
 
@@ -641,12 +641,12 @@ def test_what_programs_are_told_of_rates_and_the_time_left() -> None:
     assert (told["rate"], told["left_s"]) == (102, left.likely_s)
     assert (told["left_least_s"], told["left_most_s"]) == (left.least_s, left.most_s)
     times = ("left_s", "left_least_s", "left_most_s")
-    halted = as_json(replace(look, paused=Pause(1.0, "why", {})))
+    halted = as_json(look._replace(paused=Pause(1.0, "why", {})))
     assert [halted[name] for name in (*times, "rate")] == [None, None, None, 102]
     assert halted["paused"] == {"since": 1.0, "reason": "why", "by": {}}
-    unknown = as_json(replace(look, activity=None))
+    unknown = as_json(look._replace(activity=None))
     assert [unknown[name] for name in (*times, "rate", "activity", "paused")] == [None] * 6
-    failed = as_json(replace(look, error=StorageError("The filesystem failed.")))
+    failed = as_json(look._replace(error=StorageError("The filesystem failed.")))
     assert (failed.keys(), failed["error"]) == ({"queue", "at", "error"}, "The filesystem failed.")
 
 
