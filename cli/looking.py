@@ -24,7 +24,7 @@ from .common import (
 )
 from .conditions import Condition, Item, all_of, where_option
 from .printing import or_hint, print_json, print_table, say
-from .targets import Target, Targets, group_named, one_queue
+from .targets import Target, Targets, each_once, group_named, one_queue, place_of
 
 if TYPE_CHECKING:
     from .targets import AnyQueue
@@ -97,7 +97,7 @@ def _sorted_out(
             others.append(one)
         else:
             groups.append(group)
-    return groups, others
+    return each_once(groups, path_of, place_of, {}), others
 
 
 def _list_tasks(

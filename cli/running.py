@@ -40,7 +40,7 @@ from .options import ATTEMPTS, DURATION, SIZE, AfterDashes, at_argument, limit
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 from .silent_servers import OPEN_S, PendingAnswer, ask, wait_for_any
-from .targets import is_address
+from .targets import each_once, is_address, place_of
 
 if TYPE_CHECKING:
     from fsqueue.client.remote_group import RemoteQueues
@@ -393,11 +393,18 @@ def _sources_at(
     be opened.
 
     The error of one if none is there. A single one is waited for as long as its file server does not answer; of
-    several, one.
+    several, one. Of two paths of one queue, the first one counts, and of a group and its queue the group.
     """
     if len(paths) == 1:
         return {paths[0]: _source_at(paths[0], worker, match, patience_s)}, []
-    opens = {path: partial(_source_at, path, worker, match, patience_s) for path in paths}
+    places: dict[str, str] = {}
+
+    def open_at(path: str) -> Source:
+        found = _source_at(path, worker, match, patience_s)
+        places[path] = place_of(found)  # it may have to ask the file server, as a thread may
+        return found
+
+    opens = {path: partial(open_at, path) for path in paths}
     answers = [ask(path, opens[path], None if is_address(path) else OPEN_S) for path in paths]
     while True:
         found: dict[str, Source] = {}
@@ -419,7 +426,9 @@ def _sources_at(
                 broken = error
                 away.append(Away(one.path, partial(_came_back, opens[one.path]), f"cannot be opened ({said(error)})"))
         if found:
-            return found, away
+            groups = {places[path] for path, source in found.items() if not is_one_queue(source)}
+            kept = each_once(found, str, places.__getitem__, {}, groups)
+            return {path: found[path] for path in kept}, away
         if broken is not None:
             raise broken
         waits = [one for one in answers if not one.done()]

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -42,9 +43,12 @@ from .common import (
 from .printing import complain, hint, plain, print_done, print_json, say
 
 if TYPE_CHECKING:
+    from fsqueue.client.remote_group import RemoteQueues
     from fsqueue.views.outcomes import Loss
 
     AnyQueue = fsqueue.Queue | fsqueue.RemoteQueue
+
+T = TypeVar("T")
 
 
 class Named(NamedTuple):
@@ -52,6 +56,8 @@ class Named(NamedTuple):
 
     path: str
     """As the user would type it: a path, GROUP/NAME, or an address."""
+    place: str
+    """As `place_of` has it."""
     open: Callable[[], AnyQueue]
     is_member: bool = False
     """Whether the user has named its group, and not the queue."""
@@ -75,7 +81,11 @@ def group_named(given: str, options: dict[str, object]) -> fsqueue.Group | fsque
     if not is_address(given):
         return group_at(given, options)
     found = fsqueue.connect(given, patience_s=GATEWAY_PATIENCE_S)
-    return found if isinstance(found, fsqueue.RemoteGroup) else None
+    if isinstance(found, fsqueue.RemoteGroup):
+        return found
+    for option in (name for name, value in options.items() if value is not None):
+        raise click.UsageError(f"{option} is for the queues of a group, and {given} is one queue. Nothing was done.")
+    return None
 
 
 def one_queue(given: str, worker: str | None = None) -> AnyQueue:
@@ -89,6 +99,41 @@ def one_queue(given: str, worker: str | None = None) -> AnyQueue:
             f"{queues_there(found)}"
         )
     return found
+
+
+def place_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | RemoteQueues) -> str:
+    """Return where a queue or a group is, without links: what two names of one have in common. An address as it is."""
+    if isinstance(source, fsqueue.Queue | fsqueue.GroupQueues):
+        return os.path.realpath(source.path if isinstance(source, fsqueue.Queue) else source.group.path)
+    return source.url.rstrip("/")
+
+
+def each_once(
+    given: Iterable[T],
+    path: Callable[[T], str],
+    place: Callable[[T], str],
+    aliases: dict[str, str] | None,
+    groups: Collection[str] = (),
+) -> list[T]:
+    """Leave out each queue or group that another path names, too, and each queue in one of the `groups`, by place.
+
+    `aliases` gets, by each path that is left out, the one that it counts under. What is new there is said; with None
+    nothing is.
+    """
+    kept: dict[str, tuple[str, T]] = {}
+    new: dict[str, str] = {}
+    for one in given:
+        named, where = path(one), place(one)
+        if os.path.dirname(where) in groups:
+            continue
+        first, _ = kept.setdefault(where, (named, one))
+        if aliases is not None and first != named and named not in aliases:
+            new[named] = aliases[named] = first
+    for named, first in islice(new.items(), NAMED_MAX):
+        complain(f"{named} is {first} by another name, and counts once")
+    if len(new) > NAMED_MAX:
+        complain(f"{len(new) - NAMED_MAX:,} more are named twice, and count once")
+    return [one for _, one in kept.values()]
 
 
 def with_tasks(arguments: Sequence[str], match: str | None, as_json: bool) -> tuple[Targets, list[str] | None]:
@@ -173,12 +218,13 @@ class Targets:
         self._sum: tuple[str, int] | None = None
         self._said: set[str] = set()
         self.groups: list[fsqueue.Group | fsqueue.RemoteGroup] = []
-        self.named: list[Named] = []
+        named: list[Named] = []
         for one in self.given:
             try:
-                self.named += self._resolved(one)
+                named += self._resolved(one)
             except fsqueue.FsqueueError as error:
                 self.fail(error, path_given(one))
+        self.named = each_once(named, lambda one: one.path, lambda one: one.place, {})
         self._names = Counter(path.rpartition("/")[2] for path in {one.path for one in self.named})
         if self.given and not self.named and not self._code:
             hint(self._none())
@@ -189,11 +235,12 @@ class Targets:
         group = group_at(given, {"--match": self.match})
         if group is None:
             q = queue_at(given)  # at once: an error comes before any question
-            return [Named(path_of(q), lambda: q)]
+            return [Named(path_of(q), place_of(q), lambda: q)]
         self.is_several = True
         self.groups.append(group)
+        place = place_of(group)
         return [
-            Named(f"{group.path}/{one.name}", partial(group.__getitem__, one.name), is_member=True)
+            Named(f"{group.path}/{one.name}", f"{place}/{one.directory}", partial(group.__getitem__, one.name), True)
             for one in group.queues(self.match, tasks_min=0)
         ]
 
@@ -203,12 +250,12 @@ class Targets:
             self.is_several = True
             self.groups.append(found)
             return [
-                Named(one.url, partial(found.__getitem__, one.name), is_member=True)
+                Named(one.url, place_of(one), partial(found.__getitem__, one.name), is_member=True)
                 for one in found.queues(self.match, tasks_min=0)
             ]
         if self.match is not None:
             raise click.UsageError(f"--match is for the queues of a group, and {url} is one queue. Nothing was done.")
-        return [Named(found.url, lambda: found)]
+        return [Named(found.url, place_of(found), lambda: found)]
 
     def _none(self) -> str:
         """Return a hint: no queue is meant."""
@@ -248,13 +295,11 @@ class Targets:
 
     def __iter__(self) -> Iterator[Target]:
         """Open one after the other. What has the place of a queue in a group and is none is named, and left out."""
-        seen: set[str] = set()
         self.count = 0
         for one in self.named:
             try:
                 q = one.open()
-                path = path_of(q)
-                if path in seen or (one.is_member and not q.exists()):  # type: ignore[union-attr]  # a group's has it
+                if one.is_member and not q.exists():  # type: ignore[union-attr]  # a group's has it
                     continue
             except fsqueue.NotAQueue as error:
                 if not one.is_member:
@@ -266,9 +311,8 @@ class Targets:
             except fsqueue.FsqueueError as error:
                 self.fail(error, one.path)
             else:
-                seen.add(path)
                 self.count += 1
-                yield Target(self, q, path)
+                yield Target(self, q, path_of(q))
 
     def fail(self, error: fsqueue.FsqueueError, path: str) -> None:
         """Say the error of one of several queues; raise that of a single one."""

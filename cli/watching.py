@@ -49,7 +49,7 @@ from .printing import (
 )
 from .silent_servers import PendingAnswer, no_answer, wait_while_answering
 from .status_text import STATES, Look, copied, details, paused, progress_line, total
-from .targets import group_named, is_address, one_queue, path_given
+from .targets import each_once, group_named, is_address, one_queue, path_given, place_of
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -85,8 +85,7 @@ class Watched:
         self.path = path
         self.queue = one_queue(path)
         self.name = name_of(path) if type(self.queue) is fsqueue.Queue else self.queue.name  # type: ignore[union-attr]
-        self.real_path = os.path.realpath(self.queue.path) if isinstance(self.queue, fsqueue.Queue) else path
-        """Where it is, without links: what two names of one queue have in common."""
+        self.place = place_of(self.queue)
         self.fast, self.window_s = fast, window_s
         self.rates = StatusRates(time.monotonic, time.time)
         self.last: Look | None = None
@@ -211,13 +210,8 @@ class Watching:
 
     def _each_once(self, looks: list[Look]) -> list[Look]:
         """Leave out looks at a queue that two paths name. The second one is said, the first time."""
-        real_paths, kept = {path: one.real_path for path, one in self.watched.items()}, dict[str, Look]()
-        for look in looks:
-            first = kept.setdefault(real_paths.get(look.path, look.path), look)
-            if first.path != look.path and look.path not in self.aliases:
-                self.aliases[look.path] = first.path
-                complain(f"{look.path} and {first.path} are one queue, which is counted once")
-        return [*kept.values()]
+        places = {path: one.place for path, one in self.watched.items()}
+        return each_once(looks, lambda look: look.path, lambda look: places.get(look.path, look.path), self.aliases)
 
     def _answered(self, place: WatchedPlace, answer: PendingAnswer[list[Look]]) -> list[Look]:
         """Return the looks at a place, or say that its file server is silent."""
@@ -231,7 +225,7 @@ class Watching:
     def is_drained(self) -> bool:
         """Return whether `wait` calls them drained. Looks are no proof: tasks that move meanwhile may be in none."""
         with ExitStack() as closing:
-            waited_for, _ = _opened([one.given for one in self.places if one.pending is None], self.match)
+            waited_for, _ = _opened([one.given for one in self.places if one.pending is None], self.match, None)
             for one in waited_for:
                 if isinstance(one.queue, fsqueue.Queue):
                     closing.enter_context(one.queue)
@@ -551,7 +545,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
     """
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
-        watched, errors = _opened(queues, match)
+        watched, errors = _opened(queues, match, {})
         for error in errors.values():
             complain(str(error))
         for one in watched:
@@ -614,6 +608,7 @@ class _Awaited:
     def __init__(self, queues: fsqueue.GroupQueues | RemoteQueues) -> None:
         self.queue = queues
         self.path = self.name = path_of(queues)
+        self.place = place_of(queues)
         self.rates = StatusRates(time.monotonic, time.time)
         self.paused = None
 
@@ -621,8 +616,11 @@ class _Awaited:
 _Opened = tuple[list[Watched | _Awaited], dict[str, fsqueue.FsqueueError]]
 
 
-def _opened(given: Sequence[str], match: str | None) -> _Opened:
-    """Open queues to wait for; those that cannot be opened, with the reason. Raise it if none can."""
+def _opened(given: Sequence[str], match: str | None, aliases: dict[str, str] | None) -> _Opened:
+    """Open queues to wait for, each once; those that cannot be opened, with the reason. Raise it if none can.
+
+    `aliases`: see `each_once`.
+    """
     several = list(dict.fromkeys(given))
     if len(several) == 1:
         found = _opened_at(several[0], match)
@@ -639,7 +637,12 @@ def _opened(given: Sequence[str], match: str | None) -> _Opened:
             found[1].update(errors)
     if not found[0]:
         end_with(found[1].values())
-    return found
+    groups = {one.place for one in found[0] if isinstance(one, _Awaited)}
+    watched = each_once(found[0], lambda one: one.path, lambda one: one.place, aliases, groups)
+    for one in found[0]:
+        if isinstance(one, Watched) and one not in watched:
+            one.queue.close()
+    return watched, found[1]
 
 
 def _opened_at(given: str, match: str | None) -> _Opened:

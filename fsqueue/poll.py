@@ -67,9 +67,9 @@ def wait(
     `queues` are queues, or paths as `fsqueue.queues` returns them. A group, or `Group.matching`, in it stands for all
     its queues, also for those that come while this waits; their status is one. A gateway's queue, or group, is asked
     like the others.
-    Returns the last status of each; `poll` is called with these on the way. Without it waiting costs little: one
-    shard is looked into, which had something the last time, after pauses that grow to 15 s. QueuePurged if what was
-    waited for was purged or overwritten.
+    Returns the last status of each, also of one that is given twice; `poll` is called with these on the way. Without it
+    waiting costs little: one shard is looked into, which had something the last time, after pauses that grow to 15 s.
+    QueuePurged if what was waited for was purged or overwritten.
     """
     given = [*_several(queues)]
     for one in given:  # a queue of a group may not be there yet, and more of them may come

@@ -163,6 +163,60 @@ def test_a_command_takes_what_the_page_says(fsqueue_cli: Run, home: Home, comman
         assert str(q2) in named_in(result)
 
 
+@pytest.mark.parametrize("command", sorted(name for name, takes in TABLE.items() if takes.several))
+def test_a_queue_that_two_paths_name_is_handled_once(fsqueue_cli: Run, home: Home, command: str) -> None:
+    """Also one of a group, and a queue of a gateway whose address is typed in two ways."""
+    q, g, a, same = (home.path / name for name in ("q", "g", "g/a", "same"))
+    (home.path / "link").symlink_to(q)
+    same.symlink_to(g)
+    result = call(fsqueue_cli, home, command, q, home.path / "link", of=q)
+    assert is_done(result), result.output
+    assert f"fsqueue: {home.path}/link is {q} by another name, and counts once\n" in result.stderr
+    if command not in ONE_DOCUMENT:
+        assert set(named_in(result)) == {str(q)}
+    for first, second in ((a, f"{same}/a"), (f"{home.url}/b", f"{home.url}/%62")):
+        result = call(fsqueue_cli, home, command, first, second, of=a)
+        assert is_done(result), result.output
+        assert "counts once" in result.stderr or first != a
+        if command not in ONE_DOCUMENT:
+            assert set(named_in(result)) == {str(first)}
+
+
+def test_a_group_that_two_paths_name_is_listed_once_and_each_of_its_queues_is_handled_once(
+    fsqueue_cli: Run, home: Home
+) -> None:
+    g, same = home.path / "g", home.path / "same"
+    same.symlink_to(g)
+    for command in ("ls", "pause"):
+        result = fsqueue_cli(command, g, same, f"{same}/a", "--json")
+        expected = [f"{g}/a", f"{g}/b"] + [f"{same}/a"] * 2 * (command == "ls")  # its two tasks
+        assert named_in(result) == expected
+    said = fsqueue_cli("ls", g, same).stderr
+    assert said == f"fsqueue: {same} is {g} by another name, and counts once\n"
+    with Group(g) as group:
+        for number in range(20):
+            group[f"q{number:02}"].insert(1)
+    said = fsqueue_cli("pause", g, same).stderr
+    assert said.count("by another name, and counts once\n") == 10
+    assert "fsqueue: 12 more are named twice, and count once\n" in said
+
+
+def test_a_worker_takes_a_group_once_that_is_named_twice_and_a_queue_of_it(fsqueue_cli: Run, places: Places) -> None:
+    names = [f"{places.place}/", quoted_in(places.place, "a#fetch")]
+    if not places.place.startswith("http"):
+        (places.group.path.parent / "same").symlink_to(places.group.path)
+        names.append(str(places.group.path.parent / "same"))
+    result = fsqueue_cli("run", *names, "--json", "--", "true")
+    assert json.loads(result.stdout)["completed"] == 6
+    assert result.stderr.count("counts once") == len(names) - 2
+
+
+@pytest.mark.parametrize("command", ["wait", "status"])
+def test_match_is_refused_for_the_address_of_one_queue(fsqueue_cli: Run, home: Home, command: str) -> None:
+    said = fsqueue_cli(command, f"{home.url}/a", "--match", "b", code=2).stderr
+    assert f"--match is for the queues of a group, and {home.url}/a is one queue. Nothing was done." in said
+
+
 ONLY_FILES = {
     "gc": "a gateway cleans up by itself, and finds other leftovers",
     "workers": "the gateway's host does not ask Slurm, and cannot see whether a worker of a lease lives",

@@ -25,6 +25,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender
 
+import fsqueue
 from fsqueue import Activity, Failure, Group, Held, MostUsed, NotAQueue, Pause, Queue, Rate, Status, StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.views.inspection import DrainCheck
@@ -168,8 +169,8 @@ def test_a_queue_that_two_paths_name_is_counted_once(fsqueue_cli: Run, group: Pa
         found = [json.loads(line) for line in said.stdout.splitlines()]
         assert sum(one["inserted"] for one in found) == count
         assert first in [one["queue"] for one in found]
-        assert re.fullmatch(rf"fsqueue: \S+ and {first} are one queue, which is counted once\n", said.stderr)
-    assert "are one queue" not in fsqueue_cli("status", group / "b", group / "a" / ".." / "b").stderr
+        assert re.fullmatch(rf"fsqueue: \S+ is {first} by another name, and counts once\n", said.stderr)
+    assert "another name" not in fsqueue_cli("status", group / "b", group / "a" / ".." / "b").stderr
 
 
 def test_programs_get_one_path_of_a_queue_however_it_is_typed(
@@ -689,6 +690,42 @@ def test_rates_from_one_status_after_another() -> None:
 
 
 # -- wait -------------------------------------------------------------------------------------
+
+
+def test_wait_waits_once_for_what_two_paths_name(
+    fsqueue_cli: Run, group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a group that two paths name, and for a queue that is in a group that is named."""
+    (tmp_path / "link").symlink_to(group / "b")
+    (tmp_path / "all").symlink_to(group)
+    crawl = Group.create(tmp_path / "crawl", durability="none")
+    crawl["fetch"].insert_many(range(4))
+    (tmp_path / "same").symlink_to(crawl.path)
+    waited_for, real = list[int](), fsqueue.wait
+
+    def wait(sources: list[Any], *given: Any) -> list[Status]:
+        waited_for.append(len(sources))
+        return real(sources, *given)
+
+    monkeypatch.setattr(fsqueue, "wait", wait)
+    for names, first, paths, count in (
+        ((group / "b", tmp_path / "link"), f"{group}/b", {f"{group}/b"}, 2),
+        (
+            (tmp_path / "all", group / "b"),
+            f"{tmp_path}/all/b",
+            {f"{tmp_path}/all/{name}" for name in ("a", "b", "c%20d")},
+            6,
+        ),
+        ((tmp_path / "same", crawl.path, crawl.path / "fetch"), f"{tmp_path}/same", {f"{tmp_path}/same"}, 4),
+        ((crawl.path / "fetch", crawl.path), None, {f"{crawl.path}"}, 4),
+    ):
+        said = fsqueue_cli("wait", *names, "--timeout", "0", "--json", code=124)
+        found = [json.loads(line) for line in said.stdout.splitlines()]
+        assert {one["queue"] for one in found} == paths
+        assert waited_for.pop() == len(found) == len(paths)
+        assert sum(one["inserted"] for one in found) == count
+        word = rf"fsqueue: \S+ is {first} by another name, and counts once\n" if first is not None else ""
+        assert re.fullmatch(word, said.stderr)
 
 
 def test_wait_says_whether_it_ended_well(fsqueue_cli: Run, queue: Queue) -> None:
