@@ -807,9 +807,8 @@ def task(store: Store, task_id: str) -> TaskInfo:
             raise TaskNotFound(f"The task {task_id} has ended, and was retried: its new id is {new}.")
         case ("purged", _):
             raise TaskNotFound(f"The task {task_id} was a dead letter, and was purged. It is gone.")
-    raise TaskNotFound(
-        f"The task {task_id} is not in {store.path}, nor in the history that it keeps. Check the id and the queue."
-    )
+    place = "nor in the history that it keeps." if store.settings.keep_history else f"which {task_history.FORGETS}"
+    raise TaskNotFound(f"The task {task_id} is not in {store.path}, {place} Check the id and the queue.")
 
 
 def peek(store: Store, n: int) -> list[TaskInfo]:

@@ -24,7 +24,8 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
     replay_state = history.replay(records)
     if not (index < name.count if name is not None else _is_task(replay_state, index)):
-        raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
+        why = "check the id, or it was not kept." if store.settings.keep_history else f"that queue {FORGETS}"
+        raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: {why}")
     if records and not store.settings.keep_history and replay_state.state[index] in (COMPLETED, CANCELLED):
         raise TaskNotFound(f"The task {task_id} has ended, and {store.path} {FORGETS}")
     first, *others = _applied(records, index) or [{"op": "open"}]

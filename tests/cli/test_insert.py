@@ -774,7 +774,10 @@ class Shown:
         """Nothing is drawn."""
 
 
-@pytest.mark.parametrize("options", [[], ["--lines"], ["--csv"], ["--delimiter", ";"], ["--key", "n"], ["-0"]])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--lines"], ["--csv"], ["--delimiter", ";"], pytest.param(["--key", "n"], marks=pytest.mark.batched), ["-0"]],
+)
 @pytest.mark.parametrize("rows", [3_000, 30_000])
 def test_the_bar_stands_where_the_tasks_are(
     fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], rows: int

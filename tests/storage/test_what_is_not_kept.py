@@ -66,7 +66,7 @@ def completed_in_file(queue: Queue, *given: Any, leave: int = 0) -> None:
     queue.complete(queue.lease(len(given) - leave))
 
 
-@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("single", [False, pytest.param(True, marks=pytest.mark.batched)])
 def test_nothing_of_a_batch_at_work_is_shown_that_is_not_kept(
     queue_factory: QueueFactory, clock: ManualClock, single: bool
 ) -> None:
@@ -100,6 +100,7 @@ def test_each_payload_counts_by_its_own_length(queue_factory: QueueFactory) -> N
     assert b"secret" not in on_disk(queue)
 
 
+@pytest.mark.batched
 def test_what_is_kept_of_a_long_file_is_a_file(queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
     queue = queue_factory(shards=1)
@@ -111,7 +112,7 @@ def test_what_is_kept_of_a_long_file_is_a_file(queue_factory: QueueFactory, monk
 
 
 @pytest.mark.parametrize("size", [1022, 1023])
-@pytest.mark.parametrize("more", [{}, {"priority": 5}, {"key": "k" * 200}])
+@pytest.mark.parametrize("more", [{}, {"priority": 5}, pytest.param({"key": "k" * 200}, marks=pytest.mark.batched)])
 def test_what_stands_beside_a_payload_does_not_count(
     queue_factory: QueueFactory, clock: ManualClock, size: int, more: dict[str, Any]
 ) -> None:
@@ -125,6 +126,7 @@ def test_what_stands_beside_a_payload_does_not_count(
     assert leftovers(queue) == []
 
 
+@pytest.mark.batched
 @pytest.mark.parametrize("whole", [1, 1 << 30])
 @pytest.mark.parametrize("smaller", [0, 10])
 def test_a_setting_that_is_made_smaller_hides_at_once_and_gc_erases(
@@ -171,6 +173,7 @@ def test_a_setting_that_is_made_larger_shows_what_was_not_erased(queue_factory: 
     assert readable(queue) == []
 
 
+@pytest.mark.batched
 @pytest.mark.parametrize("whole", [1, 1 << 30])
 @pytest.mark.parametrize("act", ["finish", "gc"])
 def test_whatever_step_it_dies_at_the_short_payloads_are_there_and_the_long_ones_hidden(
@@ -341,6 +344,7 @@ def test_a_queue_without_a_history_shows_nothing_of_what_has_ended(
     assert b"secret" not in on_disk(queue)
 
 
+@pytest.mark.batched
 def test_a_lease_that_has_completed_its_task_is_told_so_all_the_same(queue_factory: QueueFactory) -> None:
     """Else a worker would call lost what its command has completed by itself."""
     queue = queue_factory(shards=1, keep_history=False)
@@ -435,6 +439,7 @@ def test_a_second_look_reads_what_is_new_and_in_the_end_nothing(
     assert readable(queue) == []
 
 
+@pytest.mark.batched
 def test_what_a_process_keeps_by_the_setting_before_is_erased(
     queue_factory: QueueFactory, at_noon: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
