@@ -39,7 +39,7 @@ from .common import (
 from .options import ATTEMPTS, DURATION, SIZE, AfterDashes, at_argument, limit
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
-from .silent_servers import OPEN_S, PendingAnswer, ask, wait_for_any
+from .silent_servers import OPEN_S, AskedAgain, PendingAnswer, ask, wait_for_any
 from .targets import each_once, is_address, place_of
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ def _sources_at(
                 raise  # no path: it would be the same at each try
             except fsqueue.FsqueueError as error:
                 broken = error
-                away.append(Away(one.path, partial(_came_back, opens[one.path]), f"cannot be opened ({said(error)})"))
+                away.append(_broken(one, opens[one.path], error))
         if found:
             groups = {places[path] for path, source in found.items() if not is_one_queue(source)}
             kept = each_once(found, str, places.__getitem__, {}, groups)
@@ -437,12 +437,29 @@ def _sources_at(
         wait_for_any(waits)
 
 
-def _late(
-    answer: PendingAnswer[Any], opens: Callable[[], Source], patience_s: float, is_upstream: bool = False
-) -> Away:
+def _late(answer: PendingAnswer[Any], opens: Callable[[], Any], patience_s: float, is_upstream: bool = False) -> Away:
     """Return what is to be said, and done, of a queue or group whose file server has not answered in time."""
+    again = _asked_again(answer, opens)
+    return Away.silent(answer.path, again, answer.began, patience_s, answer.done, is_upstream)
+
+
+def _broken(
+    answer: PendingAnswer[Any], opens: Callable[[], Any], error: fsqueue.FsqueueError, is_upstream: bool = False
+) -> Away:
+    """Return what is to be said, and done, of a queue or group that could not be opened."""
+    again = _asked_again(answer, opens)
+    return Away(answer.path, again, f"cannot be opened ({said(error)})", is_upstream=is_upstream)
+
+
+def _asked_again(answer: PendingAnswer[Any], opens: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what opens a queue whose first answer has come late, or was an error.
+
+    A worker does not wait for an address: it is asked in a thread. For silent filesystems it has its own means.
+    """
+    if is_address(answer.path):
+        return partial(_came_back, AskedAgain(answer, opens).result)
     each = chain([answer.result], repeat(opens))
-    return Away.silent(answer.path, lambda: _came_back(next(each)), answer.began, patience_s, answer.done, is_upstream)
+    return lambda: _came_back(next(each))
 
 
 def _came_back(opens: Callable[[], Source]) -> Source:
@@ -505,14 +522,13 @@ def _group_at_gateway(url: str, worker: str | None, patience_s: float) -> fsqueu
 def _upstream_of(
     of: str, names: Sequence[str], worker: str | None, patience_s: float
 ) -> tuple[list[Stage], list[Away]]:
-    """Return the queues of earlier stages, and those that are not there, or do not answer."""
+    """Return the queues of earlier stages, and those that are not there, do not answer, or cannot be opened."""
     found: list[Stage] = []
     away: list[Away] = []
     for name in names:
+        opens: Callable[[], Stage] = partial(_upstream_at, name, of, worker)
         if is_address(of):
-            found.append(_remote_upstream_at(name, of, worker, patience_s))
-            continue
-        opens = partial(_upstream_at, name, of, worker)
+            opens = partial(_remote_upstream_at, name, of, worker, patience_s)
         answer = ask(name, opens, OPEN_S)
         if not answer.done():
             away.append(_late(answer, opens, patience_s, is_upstream=True))
@@ -521,6 +537,10 @@ def _upstream_of(
             found.append(answer.result())
         except fsqueue.QueueNotFound:
             away.append(Away(name, partial(_came_back, opens), is_upstream=True))
+        except fsqueue.InvalidArgument:
+            raise  # no name, no path: it would be the same at each try
+        except fsqueue.FsqueueError as error:
+            away.append(_broken(answer, opens, error, is_upstream=True))
     return found, away
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import fsqueue
 
@@ -49,6 +49,24 @@ class PendingAnswer(Future[T]):
             self.set_exception(error)
         else:
             self.set_result(found)
+
+
+class AskedAgain(Generic[T]):
+    """What is asked for again and again, each time in a thread of its own: nobody waits for it."""
+
+    def __init__(self, first: PendingAnswer[T], asks: Callable[[], T]) -> None:
+        self._answer, self._asks = first, asks
+        self._error: Exception | None = None
+
+    def result(self) -> T:
+        """Return what it is, or raise the error of the last answer, and then ask again. Only once the first is done."""
+        try:
+            if self._error is None or self._answer.done():
+                return self._answer.result()
+        except Exception as error:
+            self._error = error
+            self._answer = PendingAnswer(self._answer.path, self._asks)
+        raise self._error
 
 
 def ask(path: str, asks: Callable[[], T], within_s: float | None) -> PendingAnswer[T]:

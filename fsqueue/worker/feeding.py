@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound
+from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound, said
 from fsqueue.filesystem import resources
 from fsqueue.groups.drained import Elsewhere
 from fsqueue.groups.members import Members
@@ -340,8 +340,9 @@ class Feeder(BackgroundThread):
         enough_s, again_at = patience_with(error, self._patience_s), now + failing.tries.next_s()
         if failing.is_unrecorded:
             again_at = max(again_at, now + enough_s)
+        why = f"fails ({said(error)})"
         away = Away(
-            "", lambda: None, waits_until=failing.since + enough_s, is_named=True,
+            "", lambda: None, why, waits_until=failing.since + enough_s, named=why,
             answers=lambda: self._now() >= again_at, error=error,
         )  # fmt: skip
         if not self._queues.leave_out(root, away):
@@ -362,13 +363,13 @@ class Feeder(BackgroundThread):
                 self._queues.failing.pop(root, None)
 
     def _name_away(self) -> None:
-        """Name what is away, each once, and decide when to look for it."""
+        """Name what is away, each once and again if the reason changes, and decide when to look for it."""
         now, away = self._now(), self._queues.away
         for place, one in enumerate(away):
-            if not one.is_named and now >= one.named_at:
-                away[place] = replace(one, is_named=True)
+            if one.named != one.why and now >= one.named_at:
+                away[place] = replace(one, named=one.why)
                 self._say("away", f"{one.text}.")
-        self._away_at = min((now + AWAY_LOOK_S, *(one.named_at for one in away if not one.is_named)))
+        self._away_at = min((now + AWAY_LOOK_S, *(one.named_at for one in away if one.named != one.why)))
 
     def _look_for_away(self, is_due: bool = False) -> bool:
         """Take in what was away and is there again. Return whether there was such."""
@@ -387,7 +388,7 @@ class Feeder(BackgroundThread):
         if found:
             self._watch_anew()
         for one in found:
-            if one.is_named and one.error is None:
+            if one.named is not None and one.error is None:
                 what = "it has to be drained, too" if one.is_upstream else "its tasks are taken, too"
                 self._say("away", f"{one.path} is there: {what}.")
         return bool(found)

@@ -36,18 +36,20 @@ class Away:
     open: Callable[[], object]
     """Opens it. QueueNotFound or GroupNotFound as long as it is not there."""
     why: str = GroupNotFound.why
+    """As far as is known now."""
     waits_until: float = -math.inf
     """Until when the run does not end without it, on the monotonic clock."""
     named_at: float = -math.inf
     """From when on it is worth a word, on the monotonic clock."""
-    is_named: bool = False
+    named: str | None = None
+    """The reason that was told last."""
     answers: Callable[[], bool] | None = None
     """Tells whether it answers again, or is to be tried again, if that is what it is away for. It asks no filesystem.
     """
     is_upstream: bool = False
     """Whether no tasks are taken from it: it only has to be drained, too."""
     error: FsqueueError | None = None
-    """What is raised if all else is drained and it is still away: its filesystem is full, for example."""
+    """What is raised if all else is drained and it is still away for that: its filesystem is full, for example."""
 
     @classmethod
     def silent(
@@ -61,7 +63,7 @@ class Away:
     ) -> Away:
         """Return what has not answered since then, on the monotonic clock. `answers()` tells whether it has."""
         named_at = since + SILENT_S
-        return cls(path, opens, "does not answer", named_at + patience_s, named_at, False, answers, is_upstream)
+        return cls(path, opens, "does not answer", named_at + patience_s, named_at, None, answers, is_upstream)
 
     @property
     def text(self) -> str:
@@ -133,7 +135,7 @@ class Sources(list[Queue]):
             path = _path_of(source)
             if isinstance(source, Selected) and path not in self._settings:
                 self._settings[path] = source.group.settings
-        self.has_several_roots = bool(self.away) or len(set(self._roots.values())) > 1
+        self.has_several_roots = self.remote is None and (bool(self.away) or len(set(self._roots.values())) > 1)
         self.given, self.upstream = given, upstream
         self.groups = [source for source in given if isinstance(source, Selected)]
         self[:] = [source for source in given if isinstance(source, Queue)]
@@ -164,7 +166,7 @@ class Sources(list[Queue]):
 
         It asks no filesystem.
         """
-        away = [one if self.root_at(one.path) != root else replace(one, answers=late.answers) for one in self.away]
+        away = [one if self.root_at(one.path) != root else self._away_as(one, late) for one in self.away]
         left: tuple[list[Source], list[Source]] = [], []
         for is_upstream, sources in enumerate((self.given, self.upstream)):
             for source in sources:
@@ -193,6 +195,23 @@ class Sources(list[Queue]):
         self._take([source for source in self.given if source not in gone], self.upstream)
         return True
 
+    def _away_as(self, one: Away, late: Away) -> Away:
+        """Return what was away before its filesystem stopped answering, and is now away for that."""
+        return replace(
+            late, path=one.path, open=one.open, is_upstream=one.is_upstream, named=one.named,
+            waits_until=one.waits_until, error=self._error_of(one),
+        )  # fmt: skip
+
+    def _error_of(self, one: Away, error: Exception | None = None) -> FsqueueError | None:
+        """Return the error that the run ends with, now that it is away for another `error`, or does not answer.
+
+        If outcomes could not be recorded there, that stays true.
+        """
+        failing = self.failing.get(self.root_at(one.path))
+        if one.error is None or (failing is not None and failing.is_unrecorded):
+            return one.error
+        return error if isinstance(error, FsqueueError) and not isinstance(error, _NOT_THERE) else None
+
     def come_back(self) -> list[Away]:
         """Return those that were away and are there now, and have them open."""
         found: list[Away] = []
@@ -201,13 +220,15 @@ class Sources(list[Queue]):
                 continue
             self.asking = one
             try:
-                source = source_of(one.open())
-                if one.is_upstream:
-                    self._take(self.given, [*self.upstream, source])
+                opened = one.open()
+                if is_remote(opened):
+                    self._remote = [*self._remote, opened]
+                elif one.is_upstream:
+                    self._take(self.given, [*self.upstream, source_of(opened)])
                 else:
-                    self._take([*self.given, source], self.upstream)
+                    self._take([*self.given, source_of(opened)], self.upstream)
             except (FsqueueError, OSError) as error:
-                self.away[place] = replace(one, why=_why_not(error, one), answers=None)
+                self.away[place] = replace(one, why=_why_not(error), answers=None, error=self._error_of(one, error))
             else:
                 del self.away[place]
                 found.append(one)
@@ -250,6 +271,9 @@ class Sources(list[Queue]):
         return list(map(_path_of, self.given))
 
 
+_NOT_THERE = (QueueNotFound, GroupNotFound)
+
+
 def _stores(queues: list[Queue]) -> list[Store]:
     return [store for queue in queues if (store := vars(queue).get("store")) is not None]
 
@@ -289,13 +313,11 @@ def _why_gone(source: Source) -> str | None:
     return None
 
 
-def _why_not(error: FsqueueError | OSError, away: Away) -> str:
+def _why_not(error: FsqueueError | OSError) -> str:
     """Return why something is still away that could not be opened now."""
-    if isinstance(error, GroupNotFound):
-        return error.why  # another group may be in its place meanwhile
-    if isinstance(error, QueueNotFound):
-        return GroupNotFound.why
-    return f"cannot be opened ({said(error)})" if away.answers is not None else away.why
+    if isinstance(error, _NOT_THERE):
+        return error.why if isinstance(error, GroupNotFound) else GroupNotFound.why  # another group may be in its place
+    return f"cannot be opened ({said(error)})"
 
 
 def _reopened(source: Source) -> Source:
@@ -330,12 +352,13 @@ def sources_of(queues: Any, upstream: Any = (), away: Iterable[Away] = ()) -> So
     given, before = ([one] if is_remote(one) else list(one) if isinstance(one, (list, tuple)) else []
                      for one in (queues, upstream))  # fmt: skip
     if any(map(is_remote, (*given, *before))):
-        if len(given) > 1 or away or not all(map(is_remote, (*given, *before))):
+        away = [*away]
+        if len(given) > 1 or not all(one.is_upstream for one in away) or not all(map(is_remote, (*given, *before))):
             raise InvalidArgument(
                 "A worker takes one queue of a gateway, or its group, without others: start a worker for each. Its "
                 "upstream queues are gateways', too."
             )
-        return Sources([], [], (*given, *before))
+        return Sources([], [], (*given, *before), away)
     found = _listed(queues)
     if not found:
         raise InvalidArgument(f"A worker takes a Queue, a Group, or several in a list, not {queues!r}.")

@@ -19,7 +19,8 @@ from fsqueue.errors import from_os_error
 from fsqueue.worker import feeding, sources
 from tests.cli.conftest import Run, Spawn
 from tests.conftest import QueueFactory
-from tests.waiting import PATIENCE_S, until
+from tests.gateways import gateways
+from tests.waiting import LOOK_AGAIN, PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -107,6 +108,90 @@ def test_a_group_that_may_not_be_read_is_named_and_the_others_are_done(
     assert re.search(rf"{closed.path} cannot be opened \(StorageError: Permission denied.*; it is tried again\.", said)
     assert f"all else is drained, and {closed.path} cannot be opened" in said
     assert queue.status().completed == 3
+
+
+@pytest.fixture
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.usefixtures("looks_soon")
+def test_an_earlier_stage_that_is_damaged_is_named_and_has_to_be_drained_once_it_is_mended(
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_grouped: bool
+) -> None:
+    """The run is not drained as long as it cannot look into that stage."""
+    queue, texts = queue_factory("live"), list[str]()
+    group = Group.create(tmp_path / "crawl", durability="none")
+    stage = group["fetch"] if is_grouped else queue_factory("stage")
+    stage.insert("a task")
+    queue.insert(1)
+    file = group.path / ".group.jsonl" if is_grouped else stage.path / "queue.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:20])
+    named = ("run", queue.path, "--upstream", stage.path)
+    said = fsqueue_cli(*named, "--", "true", code=5).stderr
+    assert re.search(rf"{stage.path} cannot be opened \(\w+: .*damaged.*; it is tried again\.", said)
+    assert f"all else is drained, and {stage.path} cannot be opened" in said
+    assert queue.status().completed == 1
+    monkeypatch.setattr(running, "_log_json", lambda event: texts.append(event.text))
+
+    queue.insert(2)
+    mended = tmp_path / "mended"
+
+    def mend() -> None:
+        try:
+            until(lambda: any(f"{stage.path} cannot be opened" in text for text in texts), "its name")
+            file.write_bytes(whole)
+            until(lambda: f"{stage.path} is there: it has to be drained, too." in texts, "its return")
+        finally:
+            mended.touch()
+        queue.insert(3)
+        until(lambda: queue.status().completed == 3, "the task that the stage has inserted")
+        opened = Group(group.path)["fetch"] if is_grouped else Queue(stage.path)
+        opened.complete(opened.lease())
+
+    thread = threading.Thread(target=mend, daemon=True)
+    thread.start()
+    wait = f"until [ -e {mended} ]; do {LOOK_AGAIN}; done"
+    fsqueue_cli(*named, "-j", 2, "--log-json", "--", "sh", "-c", wait)  # one asks for tasks meanwhile
+    thread.join()
+
+
+@pytest.mark.usefixtures("looks_soon")
+def test_an_earlier_stage_at_an_address_that_does_not_answer_is_named_and_the_others_are_done(
+    fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, before = (Group.create(tmp_path / name, durability="none") for name in ("later", "before"))
+    group["a"].insert_many(range(3))
+    before["b"].insert("a task")
+    texts = list[str]()
+    with gateways(tmp_path) as serve:
+        url = serve(group.path)
+        stage = f"{url.replace('0.sock', '1.sock')}/b"
+        named = ("run", f"{url}/a", "--upstream", stage)
+        said = fsqueue_cli(*named, "--patience", "0", "--", "true", code=5).stderr
+        assert re.search(rf"{re.escape(stage)} cannot be opened \(StorageError: .*; it is tried again\.", said)
+        assert f"all else is drained, and {stage} cannot be opened" in said
+        assert group["a"].status().completed == 3
+        monkeypatch.setattr(running, "_log_json", lambda event: texts.append(event.text))
+        monkeypatch.setattr(running, "OPEN_S", 0.1)
+        monkeypatch.setattr(sources, "SILENT_S", 0.2)
+
+        def answer() -> None:
+            until(lambda: f"{stage} does not answer; it is tried again." in texts, "its name")
+            group["a"].insert(3)
+            until(lambda: group["a"].status().completed == 4, "a task that comes later")
+            assert f"{serve(before.path)}/b" == stage
+            until(lambda: f"{stage} is there: it has to be drained, too." in texts, "its return")
+            group["a"].insert(4)
+            until(lambda: group["a"].status().completed == 5, "the task that the stage has inserted")
+            before["b"].complete(before["b"].lease())
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        fsqueue_cli(*named, "--log-json", "--", "true")
+        thread.join()
 
 
 class Silent:

@@ -231,6 +231,26 @@ def test_of_two_groups_one_may_be_away_when_the_worker_begins(roots: tuple[Path,
     assert [(report.ended, report.completed) for report in reports] == [("drained", 3)]
 
 
+def test_the_newest_reason_is_told_why_something_is_away(roots: tuple[Path, Path]) -> None:
+    """Each time that it changes, and at the end."""
+    a, b = roots
+    queue, other, work = new_queue(a, "waits"), new_queue(b, 1), Work()
+    file = other.path / "queue.jsonl"
+    other.close()
+    file.write_bytes(file.read_bytes()[:20])
+    broken = Away(str(other.path), lambda: Queue(other.path), "cannot be opened (an older reason)")
+    with working(work, [queue], away=[broken]) as reports:
+        until(lambda: work.told(b, "cannot be opened (an older reason); it is tried again."), "the first reason")
+        until(lambda: work.told(b, "empty or damaged"), "the reason that is true now")
+        unmount(b)
+        until(lambda: work.told(b, "is not there (not mounted?); it is tried again."), "the next one")
+    [report] = reports
+    assert (report.ended, report.completed) == ("away", 1)
+    assert [one.kind for one in work.events].count("away") == 3, "each reason is told once"
+    [end] = [one.text for one in work.events if one.kind == "ending"]
+    assert end == f"all else is drained, and {b}/tiles is not there (not mounted?)"
+
+
 def test_another_group_in_the_place_of_the_one_that_was_given_is_not_worked_on(roots: tuple[Path, Path]) -> None:
     a, b = roots
     mine, other, work = new_group(a, "waits"), new_group(b), Work()

@@ -486,9 +486,13 @@ def test_what_was_not_there_and_does_not_answer_when_it_is_looked_for_keeps_no_t
         answers.wait()
         return other
 
-    worker = Worker([mine], len_of, threads=1, until="forever", away=[Away(str(other.path), come)])
+    away, events = Away(str(other.path), come), list[Event]()
+    worker = Worker([mine], len_of, threads=1, until="forever", away=[away], tell=events.append)
     thread, _ = in_background(worker)
     until(hangs.is_set, "the silence")
+    told = [f"{other.path} is not there (not mounted?); it is tried again."]
+    told.append(f"{other.path} does not answer; it is tried again.")
+    until(lambda: [one.text for one in events if one.kind == "away"] == told, "the reason that is true now")
     mine.insert(1)
     until(lambda: mine.status().completed == 1, "the task of the other one")
     other.insert(2)
