@@ -1,4 +1,4 @@
-"""The application: the routes, what they share, and who may ask for them.
+"""The application: the routes, what they share, who may ask for them, and what is the same for each answer.
 
 A module with routes has a function `routes()`, and stands in `_routes` below. In a handler:
 
@@ -16,25 +16,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import fsqueue
-from fsqueue.service import asking, faults, figures, login, page, taskstore_calls
+from fsqueue import metrics
+from fsqueue.service import api, faults, login, page, patterns, taskstore_calls
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.marking import Marking, marked
-from fsqueue.service.patience import Patience
+from fsqueue.service.page import Pages
+from fsqueue.service.page_contents import QueueLook
+from fsqueue.service.request_batches import RequestBatches
 from fsqueue.service.served import Served
 from fsqueue.service.streaming import ClientHasGone
 from fsqueue.service.taskstore_wire import DurationUnit
 from fsqueue.service.threads import ServiceThreads
-from fsqueue.service.together import Together
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +45,7 @@ class Gateway:
 
     served: Served
     threads: ServiceThreads
-    together: Together
+    batches: RequestBatches
     lessees: Lessees
     limits: ServiceLimits
     tokens: Tokens | None
@@ -77,7 +79,7 @@ def gateway(path: str | os.PathLike[str], tokens: Tokens | None, limits: Service
     limits = limits or ServiceLimits()
     threads = ServiceThreads(limits)
     served = Served(path, limits.open_queues_max)
-    return Gateway(served, threads, Together(threads), Lessees(threads, limits), limits, tokens)
+    return Gateway(served, threads, RequestBatches(threads), Lessees(threads, limits), limits, tokens)
 
 
 def application(
@@ -112,23 +114,26 @@ def application(
     calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
     app.state.taskstore = calls
     app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)
-    guarded = Patience(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
-    return Marking(ServerErrorMiddleware(guarded, faults.on_bug))  # it also answers for bugs of the two themselves
+    guarded = ClientTimeouts(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
+    return BrowserHeaders(
+        ServerErrorMiddleware(guarded, faults.on_bug)
+    )  # it also answers for bugs of the two themselves
 
 
 def last_answer(answer: Response) -> Response:
     """Return an answer that the server gives without the application, and after which it ends the connection."""
     answer.headers["connection"] = "close"
-    return marked(answer)
+    _mark(answer.headers)
+    return answer
 
 
 def _routes() -> list[BaseRoute]:
     return [
         Route("/healthz", _healthy),
         *login.routes(),
-        *asking.routes(),
+        *api.routes(),
         *page.routes(),
-        *figures.routes(),
+        Route("/metrics", _metrics),
         *taskstore_calls.routes(),
     ]
 
@@ -136,3 +141,139 @@ def _routes() -> list[BaseRoute]:
 async def _healthy(request: Request) -> Response:
     """Say that the process answers. It asks no filesystem: that one may be slow is no reason to restart this."""
     return PlainTextResponse("ok\n")
+
+
+class ClientGone(Exception):
+    """The client does not take its answer. It is left."""
+
+
+class ClientTimeouts:
+    """Bound each wait for the client of a request: for its body, and for it to take its answer.
+
+    The server bounds the wait for the head. A body that stops coming is answered by 408. A client that takes no more of
+    its answer is left.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ServiceLimits) -> None:
+        self._app, self._limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on the request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_whole = has_begun = False
+
+        async def receiving() -> Message:
+            nonlocal is_whole
+            if is_whole:  # what comes next is the client's end
+                return await receive()
+            try:
+                async with asyncio.timeout(self._limits.body_s):  # unlike `wait_for`, it makes no task
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"The body of the request stopped for {self._limits.body_s:g} s.") from None
+            is_whole = not message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            try:
+                async with asyncio.timeout(self._limits.send_s):
+                    await send(message)
+            except TimeoutError:
+                raise ClientGone from None
+
+        try:
+            await self._app(scope, receiving, sending)
+        except ClientGone:
+            return
+        except HTTPException as error:  # while the gate read a form
+            if not has_begun:
+                error.detail += " Nothing was done."
+                await faults.refused(error)(scope, receive, send)
+        except asyncio.CancelledError:  # the gateway ends, and this has not come to its end in time
+            if has_begun:
+                raise
+            await faults.cut_off()(scope, receive, send)
+
+
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+"""What each answer says to a browser, unless its route says otherwise."""
+
+
+class BrowserHeaders:
+    """Give each answer of `app` the headers that it lacks. Nothing that answers may stand outside of this."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on the request, and mark its answer."""
+
+        async def marking(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _mark(MutableHeaders(raw=message.setdefault("headers", [])))
+            await send(message)
+
+        await self._app(scope, receive, marking)
+
+
+def _mark(headers: MutableHeaders) -> None:
+    for name, value in HEADERS.items():
+        headers.setdefault(name, value)
+
+
+ALL = 1 << 40
+"""More queues than any group has."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """Looks at queues, and how many queues were left out."""
+
+    looks: list[QueueLook]
+    left_out: int
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        return [look.signature() for look in self.looks]
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return sum(look.calls() for look in self.looks)
+
+
+async def _metrics(request: Request) -> Response:
+    """Answer with figures for Prometheus (docs/metrics.md): of the queues whose whole names match `match`, or of all.
+
+    They are those of the first QUEUES_MAX queues.
+    """
+    pages: Pages = request.app.state.pages
+    served, match = pages.served, patterns.check("match", request.query_params.get("match"))
+
+    def make() -> MetricsPage:
+        names = served.names(match, 0, None, ALL)
+        looks = [pages.look(name) for name in names[: metrics.QUEUES_MAX]]
+        return MetricsPage(looks, max(0, len(names) - metrics.QUEUES_MAX))
+
+    def text() -> bytes:
+        seen = pages.looks.look(("metrics", match), make, fresh=True)
+        shown: MetricsPage = seen.shown
+        found = [
+            metrics.Figures(pages.root, look.name, look.status, look.activity, look.paused is not None)
+            for look in shown.looks
+            if not look.error
+        ]
+        unreadable = len(shown.looks) - len(found)
+        return metrics.text(metrics.Scrape(found, seen.at, seen.took_s, shown.left_out, unreadable))
+
+    return Response(await pages.threads.run(text), media_type=metrics.CONTENT_TYPE)

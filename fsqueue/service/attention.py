@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import fsqueue
 from fsqueue.format.wording import counted, duration
-from fsqueue.service.looks import QueueLook
+from fsqueue.service.page_contents import QueueLook
 from fsqueue.service.taskstore import HOLDER
 from fsqueue.webpages.charts import moment
 

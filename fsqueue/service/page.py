@@ -1,7 +1,7 @@
 """The pages for a browser: a group, a queue, a task, dead letters. docs/page.md is the users' page.
 
-A page is made whole on the server. Its script asks for it again and puts in what has changed. `looks` decides when the
-filesystem is read, `attention` says why something stands still, `actions` does what the buttons ask for.
+A page is made whole on the server. Its script asks for it again and puts in what has changed. `page_contents` decides
+when the filesystem is read, `attention` says why something stands still, `actions` does what the buttons ask for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from starlette.routing import BaseRoute, Route
 
 import fsqueue
 from fsqueue.format.wording import counted, duration
-from fsqueue.service import actions, attention, bodies, faults, looks
+from fsqueue.service import actions, attention, bodies, faults, page_contents
 from fsqueue.service.login import html
-from fsqueue.service.looks import ROWS, GroupPage, Names, PageLooks, QueueLook, QueuePage, SeenPage, Shown
+from fsqueue.service.page_contents import ROWS, GroupPage, Names, PageLooks, QueueLook, QueuePage, SeenPage, Shown
 from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.webpages import charts, rendering
@@ -83,7 +83,7 @@ class Pages:
 
         def read() -> list[fsqueue.TaskInfo]:
             with self.served.queue(look.name) as queue:
-                return looks.samples(queue, look)
+                return page_contents.samples(queue, look)
 
         reading = asyncio.ensure_future(self.threads.run(read))
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -98,7 +98,7 @@ class Pages:
     def look(self, name: str) -> QueueLook:
         """Look at a queue by its name."""
         with self.served.queue(name) as queue:
-            return looks.look_at(queue, name, has_clients=self.has_clients())
+            return page_contents.look_at(queue, name, has_clients=self.has_clients())
 
     @property
     def root(self) -> str:
@@ -206,7 +206,7 @@ def _answer(request: Request, template: str, key: object, seen: SeenPage | None,
         answer = html("reading.html", **values)
     else:
         tag = f"{pages.id}-{seen.number}-{request.state.caller.role}"
-        headers = {"etag": f'"{tag}"', "x-next-look": f"{max(looks.LEAST_S, pages.looks.due_s(key)):.1f}"}
+        headers = {"etag": f'"{tag}"', "x-next-look": f"{max(page_contents.LEAST_S, pages.looks.due_s(key)):.1f}"}
         if request.headers.get("if-none-match") == f'"{tag}"':
             return Response(status_code=304, headers=headers)
         answer = html(template, **values | {"tag": tag, "looked_at": seen.at})
@@ -254,7 +254,7 @@ async def _front(request: Request) -> Response:
     names, text, number = pages.names, request.query_params.get("q", "")[:CELL_CHARS_MAX], _number(request, "page")
     key = "group", text, number
     seen = await pages.seen(
-        key, lambda: looks.look_over(names, pages.look, pages.flows, text, number), _is_fresh(request)
+        key, lambda: page_contents.look_over(names, pages.look, pages.flows, text, number), _is_fresh(request)
     )
     values = _common(request, "Queues") | {"q": text}
     if seen is None:
@@ -315,7 +315,7 @@ def _stages(shown: GroupPage) -> list[list[dict[str, Any]]]:
             }
             for name in stage
         ]
-        for stage in looks.stages(shown.flows)
+        for stage in page_contents.stages(shown.flows)
     ]
 
 
@@ -353,7 +353,7 @@ async def _one(request: Request, name: str) -> Response:
 
     def make() -> QueuePage:
         with pages.served.queue(name) as queue:
-            return looks.look_into(queue, name, pages.has_clients())
+            return page_contents.look_into(queue, name, pages.has_clients())
 
     seen = await pages.seen(key, make, _is_fresh(request))
     values = _common(request, name, _above(pages)) | {"name": name}

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import fsqueue
-from fsqueue.service import answers, bodies, faults, fields, joined, updates
+from fsqueue.service import answers, bodies, faults, fields, request_batches, update_requests
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField, Overloaded
 from fsqueue.service.lessees import AtOnce, Look
@@ -122,11 +122,11 @@ async def lease(request: Request, given: dict[str, Any]) -> Response:
             return found
 
     async def at_once(n: int) -> list[fsqueue.LeasedTask]:
-        found: list[fsqueue.LeasedTask] = await gateway.together.run(
+        found: list[fsqueue.LeasedTask] = await gateway.batches.run(
             ("lease", *way),
-            joined.Wanted(n, holder),
-            partial(joined.lease, served, name, how),
-            lambda wanted, is_again: joined.lease_alone(served, name, how, wanted),
+            request_batches.Wanted(n, holder),
+            partial(request_batches.lease, served, name, how),
+            lambda wanted, is_again: request_batches.lease_alone(served, name, how, wanted),
             lambda late: gateway.threads.begin(partial(put_back, late)) if late else None,
         )
         return found
@@ -139,12 +139,12 @@ def _depending(request: Request, given: dict[str, Any], holder: Mapping[str, Any
     served, depends = request.app.state.gateway.served, given["depends"]
     if served.group is None:
         raise BadField("depends", f"is for a group. Here is one queue, {served.only!r}. Nothing was done.")
-    updates.check_named(given, "depends")
+    update_requests.check_named(given, "depends")
 
     def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
         with ExitStack() as queues:
             queue = queues.enter_context(served.queue(given["queue"]))
-            tasks = [updates.seen(served, queues, one) for one in depends]
+            tasks = [update_requests.seen(served, queues, one) for one in depends]
             found: list[fsqueue.LeasedTask] = queue.lease(n, wait_s=wait_s, holder=holder, depends=tasks, **how)
             return found
 

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 import fsqueue
 from fsqueue.format import user_json
-from fsqueue.service import answers, asking, bodies, taskstore_wire
+from fsqueue.service import answers, api, bodies, taskstore_wire
 from fsqueue.service.faults import BadField
 from fsqueue.service.served import Served
 from fsqueue.service.taskstore import Refused, Taskstore
@@ -71,7 +71,7 @@ async def _groups(request: Request) -> Response:
 
 
 async def _group(request: Request) -> Response:
-    name = asking.name_in("group", request.path_params["name"])
+    name = api.name_in("group", request.path_params["name"])
     if not name:
         raise BadField("group", "is missing: /group/NAME. Nothing was done.")
     limit, owned = taskstore_wire.listing_in(request.query_params)
@@ -79,14 +79,14 @@ async def _group(request: Request) -> Response:
 
 
 async def _task(request: Request) -> Response:
-    ids = taskstore_wire.ids_in(asking.name_in("id", request.path_params["ids"]))
+    ids = taskstore_wire.ids_in(api.name_in("id", request.path_params["ids"]))
     if len(ids) != 1:
         raise BadField("id", "names several tasks: ask for /tasks/. Nothing was done.")
     return await _answer(request, lambda store: answers.encoded(taskstore_wire.task_as_json(store.tasks(ids)[0])))
 
 
 async def _tasks(request: Request) -> Response:
-    ids = taskstore_wire.ids_in(asking.name_in("id", request.path_params["ids"]))
+    ids = taskstore_wire.ids_in(api.name_in("id", request.path_params["ids"]))
     return await _answer(request, lambda store: taskstore_wire.tasks_body(store.tasks(ids)))
 
 

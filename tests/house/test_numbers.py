@@ -17,7 +17,7 @@ from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, models, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.service import attention, looks, page
+from fsqueue.service import attention, page, page_contents
 from fsqueue.simulation import figures as simulation_figures
 from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
@@ -51,21 +51,21 @@ NUMBERS = [
     ("docs/metrics.md", "At most 1,000 queues have series", metrics.QUEUES_MAX == 1000),
     ("docs/page.md", "in the four latest decision files", flows.FILES_MAX == 4),
     ("docs/page.md", "it looks into four", flows.ALIKE_MAX == 4),
-    ("docs/page.md", "50 queues a page", looks.ROWS == 50),
-    ("docs/page.md", "at most 150 queues match", looks.WHOLE_MAX == 150),
+    ("docs/page.md", "50 queues a page", page_contents.ROWS == 50),
+    ("docs/page.md", "at most 150 queues match", page_contents.WHOLE_MAX == 150),
     (
         "docs/page.md",
         "every two seconds at most, and for a twentieth",
-        (looks.Names.LIST_S, looks.Names.LIST_SHARE) == (2, 1 / 20),
+        (page_contents.Names.LIST_S, page_contents.Names.LIST_SHARE) == (2, 1 / 20),
     ),
     ("docs/page.md", "takes longer than 0.4 s", page.FIRST_S == 0.4),
     (
         "docs/page.md",
         "every two seconds at most, and for a fifth of the",
-        (looks.LEAST_S, looks.LOOK_SHARE) == (2, 1 / 5),
+        (page_contents.LEAST_S, page_contents.LOOK_SHARE) == (2, 1 / 5),
     ),
-    ("docs/page.md", "half as long again as the one before", looks.QUIET_SHARE == 0.5),
-    ("docs/page.md", "fewer than 30 calls a minute", looks.CALLS_A_MINUTE < 30),
+    ("docs/page.md", "half as long again as the one before", page_contents.QUIET_SHARE == 0.5),
+    ("docs/page.md", "fewer than 30 calls a minute", page_contents.CALLS_A_MINUTE < 30),
     ("docs/page.md", "nobody has touched for ten minutes", page.IDLE_S == 600),
     ("docs/page.md", "no sign of life for half a lease", attention.SILENT_SHARE == 0.5),
     ("docs/status.md", "over the last minute, or over the last hour", activity.WINDOWS_S == (60, 3600)),

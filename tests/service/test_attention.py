@@ -8,9 +8,9 @@ import pytest
 
 import fsqueue
 from fsqueue import Activity, FailingNode, LeaseHolder, Queue, Settings, Status
-from fsqueue.service import actions, attention, looks
+from fsqueue.service import actions, attention, page_contents
 from fsqueue.service.attention import Notice
-from fsqueue.service.looks import QueueLook
+from fsqueue.service.page_contents import QueueLook
 from fsqueue.storage.nodes import NodeFailures
 from tests.conftest import QueueFactory
 
@@ -20,7 +20,7 @@ NOW = 1_795_255_200.0
 
 
 def of(queue: Queue) -> tuple[str, list[Notice]]:
-    look = looks.look_at(queue, "q")
+    look = page_contents.look_at(queue, "q")
     return attention.verdict(look), attention.notices(look, "/scratch/me/q")
 
 
@@ -59,7 +59,7 @@ def test_nobody_works(queue: Queue) -> None:
 
 def test_where_clients_of_taskstore_come_no_worker_is_asked_for(queue: Queue) -> None:
     queue.insert_many(range(3))
-    look = looks.look_at(queue, "q", has_clients=True)
+    look = page_contents.look_at(queue, "q", has_clients=True)
     [notice] = attention.notices(look, "/scratch/me/q")
     assert (notice.kind, notice.command) == ("note", "")
     assert notice.says.startswith("3 tasks could be claimed. Clients of taskstore")
@@ -185,7 +185,7 @@ def test_leases_that_ran_out() -> None:
 def test_a_queue_that_cannot_be_read(queue: Queue) -> None:
     (queue.path / "queue.jsonl").write_text("{}\n")
     opened = fsqueue.Group.create(queue.path.parent / "none")["x"]
-    assert attention.verdict(looks.look_at(opened, "x")) == "empty"
+    assert attention.verdict(page_contents.look_at(opened, "x")) == "empty"
     look = QueueLook("q", error="It is damaged.")
     assert attention.verdict(look) == "cannot be read"
     assert [notice.says for notice in attention.notices(look, "q")] == ["It cannot be read: It is damaged."]

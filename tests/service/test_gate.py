@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 import fsqueue
 from fsqueue.service import application
+from fsqueue.service.application import ClientTimeouts
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.patience import Patience
 from tests.service.conftest import READ, WRITE, Open
 
 pytestmark = pytest.mark.once
@@ -171,7 +171,7 @@ def asked(app: Any, messages: list[dict[str, Any]], scope: dict[str, Any]) -> li
 @pytest.mark.parametrize("kind", [b"application/json", b"application/x-www-form-urlencoded"])
 def test_a_body_that_stops_coming_is_not_waited_for(kind: bytes) -> None:
     tokens = Tokens({"write": WRITE})
-    app = Patience(Gate(Starlette(), tokens), ServiceLimits(body_s=0.01))
+    app = ClientTimeouts(Gate(Starlette(), tokens), ServiceLimits(body_s=0.01))
     headers = [(b"host", b"localhost"), (b"content-type", kind)]
     headers.append((b"cookie", b"fsqueue_8750=" + tokens.cookie(WRITE).encode()))
     scope = {"type": "http", "method": "POST", "path": ANY, "headers": headers, "server": ("localhost", 8750)}

@@ -14,8 +14,8 @@ from fsqueue_cli.serving_protocol import BoundedProtocol
 import fsqueue
 from fsqueue.client.addresses import address_of
 from fsqueue.service import faults
+from fsqueue.service.application import HEADERS
 from fsqueue.service.gate import Gate, Tokens
-from fsqueue.service.marking import HEADERS
 from tests.gateways import Serve
 from tests.service.conftest import READ, WRITE
 from tests.waiting import PATIENCE_S

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import fsqueue
 from fsqueue import Group
-from fsqueue.service import looks, page
+from fsqueue.service import page, page_contents
 from tests.service.conftest import READ, WRITE, Open
 from tests.waiting import PATIENCE_S, until
 
@@ -223,7 +223,7 @@ def test_a_browser_that_has_the_page_gets_it_again_only_after_another_look(
     assert f'data-tag="{tag[1:-1]}"' in first.text
     again = client.get("/queue", params={"name": "q"}, headers={"if-none-match": tag})
     assert (again.status_code, again.content) == (304, b"")
-    assert float(again.headers["x-next-look"]) >= looks.LEAST_S
+    assert float(again.headers["x-next-look"]) >= page_contents.LEAST_S
     act(client, "pause", "q")
     assert client.get("/queue", params={"name": "q"}, headers={"if-none-match": tag}).status_code == 200
 
@@ -232,14 +232,14 @@ def test_a_first_look_that_takes_long_does_not_keep_the_page_waiting(
     client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group["q"].insert(1)
-    go, look_at = threading.Event(), looks.look_at
+    go, look_at = threading.Event(), page_contents.look_at
     monkeypatch.setattr(page, "FIRST_S", 0.01)
 
-    def slow(*given: Any, **how: Any) -> looks.QueueLook:
+    def slow(*given: Any, **how: Any) -> page_contents.QueueLook:
         assert go.wait(PATIENCE_S)
         return look_at(*given, **how)
 
-    monkeypatch.setattr(looks, "look_at", slow)
+    monkeypatch.setattr(page_contents, "look_at", slow)
     assert "The queues are being read" in text(client, "/")
     assert "The queues are being read" in text(client, "/")
     go.set()
@@ -261,17 +261,17 @@ def test_a_file_server_that_fails_is_said_on_the_page(
 ) -> None:
     group["q"].insert(1)
 
-    def away(*given: object) -> looks.QueuePage:
+    def away(*given: object) -> page_contents.QueuePage:
         raise fsqueue.StorageError("The file server is away.")
 
-    monkeypatch.setattr(looks, "look_into", away)
+    monkeypatch.setattr(page_contents, "look_into", away)
     answer = client.get("/queue", params={"name": "q"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert "The file server is away." in answer.text
 
 
 def test_queues_are_searched_and_paged(client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "ROWS", 2)
+    monkeypatch.setattr(page_contents, "ROWS", 2)
     monkeypatch.setattr(page, "ROWS", 2)
     for name in ("a", "b", "c", "site/1", "site/2"):
         group[name].insert(1)

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 import fsqueue
 from fsqueue import Group
-from fsqueue.service import application, asking
+from fsqueue.service import api, application
+from fsqueue.service.api import openapi
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.schema import openapi
 from fsqueue.verbs.table import ROUTED
 from tests.levels import how_many
 
@@ -34,7 +34,7 @@ FEW = settings(
 
 
 def test_it_describes_each_route_and_no_other() -> None:
-    routes = {(route.path, method) for route in asking.routes() if isinstance(route, Route)
+    routes = {(route.path, method) for route in api.routes() if isinstance(route, Route)
               for method in (route.methods or ()) if method != "HEAD"}  # fmt: skip
     described = {(path, method.upper()) for path, methods in openapi()["paths"].items() for method in methods}
     assert routes - described == {("/v1/openapi.json", "GET")}

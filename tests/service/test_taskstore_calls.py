@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 import fsqueue
 from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
-from fsqueue.service import asking, figures, login, page, taskstore_calls
+from fsqueue.service import api, login, page, taskstore_calls
 from fsqueue.service.faults import RETRY_AFTER_S, Overloaded
 from fsqueue.service.gate import TASKSTORE
 from fsqueue.service.taskstore import Taskstore
@@ -509,7 +509,7 @@ def test_a_token_comes_as_a_password_at_taskstores_routes_and_at_no_other() -> N
         return [re.sub(r"\{[^}]*\}", "x", route.path) for route in of.routes()]
 
     assert [path for path in examples(taskstore_calls) if not TASKSTORE.fullmatch(path)] == []
-    others = [path for of in (asking, figures, login, page) for path in examples(of)]
+    others = [path for of in (api, login, page) for path in examples(of)] + ["/healthz", "/metrics"]
     assert [path for path in (*others, "/healthz") if TASKSTORE.fullmatch(path)] == []
 
 

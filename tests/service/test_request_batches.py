@@ -12,13 +12,13 @@ import pytest
 from starlette.testclient import TestClient
 
 import fsqueue
-from fsqueue.service import fields, joined, together
+from fsqueue.service import fields, request_batches
 from fsqueue.service.faults import Overloaded, Unanswered
 from fsqueue.service.limits import ServiceLimits
+from fsqueue.service.request_batches import AGAIN, ALONE, RequestBatches
 from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
-from fsqueue.service.together import AGAIN, ALONE, Together
-from fsqueue.service.updates import RequestedUpdate
+from fsqueue.service.update_requests import RequestedUpdate
 from fsqueue.verbs.table import ROUTED, UPDATE_S
 from tests.service.conftest import gateway_of
 from tests.waiting import until, until_async
@@ -40,12 +40,12 @@ class Turns:
         return [self._tell(one) for one in what]
 
 
-def told(story: Callable[[Together, ServiceThreads], Awaitable[None]], **limits: Any) -> None:
+def told(story: Callable[[RequestBatches, ServiceThreads], Awaitable[None]], **limits: Any) -> None:
     """Tell a story in an event loop."""
 
     async def telling() -> None:
         threads = ServiceThreads(ServiceLimits(**limits))
-        await story(Together(threads), threads)
+        await story(RequestBatches(threads), threads)
         assert threads._asked == 0, "all are counted off"
         threads.close()
 
@@ -58,11 +58,11 @@ def alone(what: Any, is_again: bool) -> Any:
 
 @pytest.fixture(autouse=True)
 def never_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "SLOW_S", 3600)
+    monkeypatch.setattr(request_batches, "SLOW_S", 3600)
 
 
 def test_what_comes_during_a_turn_is_done_in_the_next_one() -> None:
-    async def story(turns: Together, threads: ServiceThreads) -> None:
+    async def story(turns: RequestBatches, threads: ServiceThreads) -> None:
         act = Turns()
         running = [asyncio.ensure_future(turns.run("key", 0, act, alone))]
         await until_async(lambda: act.given, "the first turn to begin")
@@ -78,9 +78,9 @@ def test_what_comes_during_a_turn_is_done_in_the_next_one() -> None:
 
 
 def test_a_slow_turn_holds_up_none_that_come_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "SLOW_S", 0.0)
+    monkeypatch.setattr(request_batches, "SLOW_S", 0.0)
 
-    async def story(turns: Together, threads: ServiceThreads) -> None:
+    async def story(turns: RequestBatches, threads: ServiceThreads) -> None:
         slow, act = Turns(), Turns()
         first = asyncio.ensure_future(turns.run("key", 0, slow, alone))
         await until_async(lambda: slow.given, "the slow turn to begin")
@@ -95,7 +95,7 @@ def test_a_slow_turn_holds_up_none_that_come_after_it(monkeypatch: pytest.Monkey
 
 
 def test_each_is_told_its_own_outcome() -> None:
-    async def story(turns: Together, threads: ServiceThreads) -> None:
+    async def story(turns: RequestBatches, threads: ServiceThreads) -> None:
         outcomes = {0: 0, 1: fsqueue.StorageFull("no room"), 2: ALONE, 3: AGAIN, 4: 4}
         act = Turns(outcomes.__getitem__)
         act.may_end.release(9)
@@ -113,7 +113,7 @@ def test_each_is_told_its_own_outcome() -> None:
 
 
 async def one_under_way_and_one_that_waits(
-    turns: Together, act: Turns, late: list[Any]
+    turns: RequestBatches, act: Turns, late: list[Any]
 ) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
     """Ask twice. Return the request whose turn has begun, and the one behind it."""
     first = asyncio.ensure_future(turns.run("key", 0, act, alone, late.append))
@@ -124,7 +124,7 @@ async def one_under_way_and_one_that_waits(
 
 
 def test_what_comes_too_late_is_handed_on() -> None:
-    async def story(turns: Together, threads: ServiceThreads) -> None:
+    async def story(turns: RequestBatches, threads: ServiceThreads) -> None:
         act, late = Turns(), list[Any]()
         first, second = await one_under_way_and_one_that_waits(turns, act, late)
         first.cancel()
@@ -138,7 +138,7 @@ def test_what_comes_too_late_is_handed_on() -> None:
 
 
 def test_too_many_are_refused_and_a_silent_filesystem_is_told() -> None:
-    async def story(turns: Together, threads: ServiceThreads) -> None:
+    async def story(turns: RequestBatches, threads: ServiceThreads) -> None:
         act, late = Turns(), list[Any]()
         first, second = await one_under_way_and_one_that_waits(turns, act, late)
         with pytest.raises(Overloaded):
@@ -166,17 +166,17 @@ HOW: dict[str, Any] = {"lease_s": None, "up_to": None, "order": "priority", "str
 
 def test_leases_of_many_workers_are_in_their_names(served: Served, group: fsqueue.Group) -> None:
     group["q"].insert_many(range(3))
-    wanted = [joined.Wanted(n, {"host": host}) for n, host in ((1, "a"), (5, "b"), (1, "c"))]
-    found = joined.lease(served, "q", HOW, wanted)
+    wanted = [request_batches.Wanted(n, {"host": host}) for n, host in ((1, "a"), (5, "b"), (1, "c"))]
+    found = request_batches.lease(served, "q", HOW, wanted)
     assert [len(one) for one in found if isinstance(one, list)] == [1, 2, 0]
     assert {one.worker["host"]: len(one.tasks) for one in group["q"].workers()} == {"a": 1, "b": 2}
-    assert joined.lease(served, "none", HOW, wanted) == [[], [], []]
+    assert request_batches.lease(served, "none", HOW, wanted) == [[], [], []]
 
 
 def test_a_wrong_holder_fails_no_other_request(served: Served, group: fsqueue.Group) -> None:
     group["q"].insert_many(range(3))
-    wanted = [joined.Wanted(1, {"host": "a"}), joined.Wanted(1, {"host": ""})]
-    assert joined.lease(served, "q", HOW, wanted) == [ALONE, ALONE]
+    wanted = [request_batches.Wanted(1, {"host": "a"}), request_batches.Wanted(1, {"host": ""})]
+    assert request_batches.lease(served, "q", HOW, wanted) == [ALONE, ALONE]
     assert group["q"].status().leased == 0
 
 
@@ -190,10 +190,10 @@ def test_completions_together_tell_each_what_became_of_its_task(served: Served, 
     given[3]["tasks"].append({"token": tasks[4].token, "result": None})
     given.append({"tasks": [{"token": "none", "result": None}]})
     done = {"completed": 1}
-    assert joined.complete(served, "q", given) == [done, ALONE, done, ALONE, ALONE, ALONE]
+    assert request_batches.complete(served, "q", given) == [done, ALONE, done, ALONE, ALONE, ALONE]
     with pytest.raises(fsqueue.LeaseLost, match="given back"):
-        joined.complete_alone(served, "q", given[1], is_again=True)
-    assert joined.complete(served, "q", [given[3]]) == [{"completed": 2}]
+        request_batches.complete_alone(served, "q", given[1], is_again=True)
+    assert request_batches.complete(served, "q", [given[3]]) == [{"completed": 2}]
     assert queue.status().completed == 4
 
 
@@ -203,10 +203,10 @@ def test_completions_of_which_one_cannot_be_kept_are_asked_about_again(served: S
     tasks = queue.lease(2)
     given = [{"tasks": [{"token": task.token, "result": None}]} for task in tasks]
     given[1]["tasks"][0]["result"] = "x" * (1 << 20)
-    assert joined.complete(served, "q", given) == [AGAIN, AGAIN]
-    assert joined.complete_alone(served, "q", given[0], is_again=True) == {"completed": 1}
+    assert request_batches.complete(served, "q", given) == [AGAIN, AGAIN]
+    assert request_batches.complete_alone(served, "q", given[0], is_again=True) == {"completed": 1}
     with pytest.raises(fsqueue.InvalidResult):
-        joined.complete_alone(served, "q", given[1], is_again=True)
+        request_batches.complete_alone(served, "q", given[1], is_again=True)
     assert queue.status().leased == 1
 
 
@@ -229,7 +229,7 @@ def test_updates_together_happen_as_one(served: Served, group: fsqueue.Group) ->
         )
         for place, task in enumerate(tasks)
     ]
-    found = joined.update(served, given)
+    found = request_batches.update(served, given)
     for place, one in enumerate(found):
         assert isinstance(one, dict)
         ids = [inserted["id"] for inserted in one["inserted"]]
@@ -247,16 +247,20 @@ def test_of_updates_that_conflict_each_is_applied_by_itself(served: Served, grou
         update(complete=[{"queue": "q", "token": task.token}], inserts=[{"queue": "next", "payload": 1}])
         for task in tasks
     ]
-    assert joined.update(served, given) == [ALONE] * 3
+    assert request_batches.update(served, given) == [ALONE] * 3
     assert group["next"].status().remaining == 0
-    assert joined.update(served, [given[0], given[0], given[1]])[1] is ALONE, "one names a task that another one names"
+    assert request_batches.update(served, [given[0], given[0], given[1]])[1] is ALONE, (
+        "one names a task that another one names"
+    )
     assert queue.status().completed == 3
     keyed = update(inserts=[{"queue": "next", "payload": 2, "key": "k"}])
-    assert joined.update(served, [keyed, keyed]) == [ALONE, ALONE]
-    many = update(inserts=[{"queue": "next", "payload": n} for n in range(joined.OPERATIONS_MAX + 1)])
-    assert joined.update(served, [many, many]) == [ALONE, ALONE]
+    assert request_batches.update(served, [keyed, keyed]) == [ALONE, ALONE]
+    many = update(inserts=[{"queue": "next", "payload": n} for n in range(request_batches.OPERATIONS_MAX + 1)])
+    assert request_batches.update(served, [many, many]) == [ALONE, ALONE]
     hurried = [one._replace(timeout_s=0) for one in (given[0], given[1])]
-    assert joined.update(served, hurried) == [ALONE, ALONE], "together they would wait for longer than they may"
+    assert request_batches.update(served, hurried) == [ALONE, ALONE], (
+        "together they would wait for longer than they may"
+    )
 
 
 def test_an_update_that_may_have_happened_is_applied_once(
@@ -267,7 +271,7 @@ def test_an_update_that_may_have_happened_is_applied_once(
 
     monkeypatch.setattr(fsqueue.Update, "apply", fails)
     given = [update(inserts=[{"queue": "q", "payload": n}]) for n in range(2)]
-    assert [type(one) for one in joined.update(served, given)] == [fsqueue.StorageError] * 2
+    assert [type(one) for one in request_batches.update(served, given)] == [fsqueue.StorageError] * 2
 
 
 def test_many_clients_at_once_do_each_task_once(client: TestClient, group: fsqueue.Group) -> None:

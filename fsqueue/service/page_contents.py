@@ -26,7 +26,7 @@ QUIET_SHARE = 0.5
 CALLS_A_MINUTE = 25
 """... or when, with the calls that it makes, no more than these are made in a minute."""
 CALLS_A_QUEUE, CALLS_A_SHARD = 150, 18
-"""About how many calls a look at a queue makes (tests/service/test_looks.py counts them)."""
+"""About how many calls a look at a queue makes (tests/service/test_page_contents.py counts them)."""
 CALLS_OF_FLOWS = 400
 """About how many calls a look at the flows between queues makes, at most."""
 PAGES_MAX = 256

@@ -1,10 +1,11 @@
-"""The routes of /v1: each verb with its checks, its thread and its answer."""
+"""The routes of /v1: each verb with its checks, its thread and its answer; and their description in OpenAPI 3.1."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import fsqueue
-from fsqueue.service import answers, bodies, fields, joined, operations, schema, streaming, updates
+from fsqueue.service import answers, bodies, fields, operations, request_batches, streaming, update_requests
 from fsqueue.service.answers import Json
-from fsqueue.service.faults import BadField
+from fsqueue.service.bodies import JSON_LINES
+from fsqueue.service.faults import STATUS, BadField
 from fsqueue.service.streaming import selected
-from fsqueue.verbs.table import NDJSON, ROUTED, UPDATE_S, Route
+from fsqueue.verbs.table import NDJSON, ROUTED, UPDATE_S, Route, Verb
 
 OFTEN = ("lease", "complete", "update", "insert", "renew", "lease_any")
 """Verbs that workers ask for, time and again. Routes are tried one after the other: these come first."""
@@ -109,11 +111,11 @@ async def _complete(request: Request, given: dict[str, Any]) -> Response:
     """Report tasks as done, with those of other requests that come meanwhile."""
     gateway, name = request.app.state.gateway, given["queue"]
     return Json(
-        await gateway.together.run(
+        await gateway.batches.run(
             ("complete", name),
             given,
-            partial(joined.complete, gateway.served, name),
-            partial(joined.complete_alone, gateway.served, name),
+            partial(request_batches.complete, gateway.served, name),
+            partial(request_batches.complete_alone, gateway.served, name),
         )
     )
 
@@ -122,14 +124,14 @@ async def _update(request: Request, given: dict[str, Any]) -> Response:
     """Do all of it, or nothing; with other updates of the same queues that come meanwhile."""
     gateway = request.app.state.gateway
     timeout_s = min(given.pop("timeout_s"), UPDATE_S)
-    updates.check(gateway.served, given)
+    update_requests.check(gateway.served, given)
     queues = {one["queue"] for changes in given.values() for one in changes}
     return Json(
-        await gateway.together.run(
+        await gateway.batches.run(
             ("update", frozenset(queues)),
-            updates.RequestedUpdate(given, timeout_s),
-            partial(joined.update, gateway.served),
-            lambda one, is_again: updates.apply(gateway.served, one),
+            update_requests.RequestedUpdate(given, timeout_s),
+            partial(request_batches.update, gateway.served),
+            lambda one, is_again: update_requests.apply(gateway.served, one),
         )
     )
 
@@ -183,4 +185,72 @@ def _of_group(act: Callable[[fsqueue.Group, dict[str, Any]], Any]) -> Handler:
 
 
 async def _openapi(request: Request) -> Response:
-    return Json(schema.openapi())
+    return Json(openapi())
+
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"type": "string", "description": "The class of the error in Python."},
+                "message": {"type": "string", "description": "What happened, what is still true, what to do."},
+                "field": {"type": "string", "description": "The field that is wrong."},
+            },
+        }
+    },
+}
+STATUSES = sorted({*STATUS.values(), 400, 401, 403, 404, 405, 408, 413, 415, 421} - {500})
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """Return `/v1/openapi.json`: the verbs, described by the fields that check requests."""
+    paths: dict[str, Any] = {}
+    for verb, route in ROUTED:
+        paths.setdefault(f"/v1{route.path}", {})[route.method.lower()] = _described(verb, route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "fsqueue",
+            "version": fsqueue.__version__,
+            "description": "Queues of a gateway. The verbs are those of fsqueue.Queue and fsqueue.Group.",
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {"Error": ERROR},
+        },
+    }
+
+
+def _described(verb: Verb, one: Route) -> dict[str, Any]:
+    error = {
+        "description": "An error.",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
+    done: dict[str, Any] = {"description": "Done.", "content": {one.gives: {"schema": {}}}}
+    found: dict[str, Any] = {
+        "operationId": verb.name,
+        "summary": verb.about,
+        "parameters": [
+            *({"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+              for name in re.findall(r"\{(\w+)\}", one.path)),
+            *({"name": field.name, "in": "query", "required": field.needed, "description": field.about,
+               "schema": fields.schema(field)} for field in one.query),
+        ],
+        "responses": {str(one.status): done, **{str(status): error for status in STATUSES}},
+    }  # fmt: skip
+    if one.method in ("POST", "PATCH", "PUT"):
+        content: dict[str, Any] = {"application/json": {"schema": fields.objects_schema(one.body)}}
+        if one.takes_lines:
+            content |= {JSON_LINES[0]: {"schema": {"type": "string"}}}
+        found["requestBody"] = {
+            "required": any(field.needed for field in one.body) or one.takes_lines,
+            "content": content,
+        }
+    return found

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 import fsqueue
-from fsqueue.service import looks
-from fsqueue.service.looks import Names, PageLooks
+from fsqueue.service import page_contents
+from fsqueue.service.page_contents import Names, PageLooks
 from tests.conftest import QueueFactory
 from tests.support import calls
 from tests.waiting import PATIENCE_S
@@ -57,7 +57,7 @@ def test_an_idle_page_costs_the_file_server_under_thirty_calls_a_minute(
                 counted.clear()
             time.now = 1000.0 + second
             before = counted.total()
-            seen = pages.look("queue", lambda: looks.look_into(opened, "q"))
+            seen = pages.look("queue", lambda: page_contents.look_into(opened, "q"))
             assert counted.total() - before <= seen.shown.calls() + 100
     assert 0 < counted.total() / (hours * 30) < 30
 
@@ -105,13 +105,13 @@ def test_a_quiet_page_is_looked_at_ever_more_rarely_until_something_changes_or_s
         pauses.append(seen.pause_s())
         time.now += seen.pause_s()
     assert pauses == sorted(pauses)
-    assert pauses[0] == looks.LEAST_S
+    assert pauses[0] == page_contents.LEAST_S
     assert pauses[-1] == 600
     time.now -= pauses[-1] / 2
     assert pages.due_s("page") > 200
     assert pages.due_s("page", fresh=True) == 0
     page.state = 1
-    assert pages.look("page", lambda: Page(page.state), fresh=True).pause_s() == looks.LEAST_S
+    assert pages.look("page", lambda: Page(page.state), fresh=True).pause_s() == page_contents.LEAST_S
     pages.forget()
     assert pages.due_s("page") == 0
 
@@ -138,7 +138,7 @@ def test_who_asks_at_once_shares_one_look() -> None:
 
 def test_pages_are_remembered_up_to_a_bound() -> None:
     pages = PageLooks(Time())
-    for number in range(looks.PAGES_MAX + 10):
+    for number in range(page_contents.PAGES_MAX + 10):
         pages.look(number, Page)
     assert pages.last(9) is None
     assert pages.last(10) is not None
@@ -160,26 +160,26 @@ def test_a_look_that_fails_leaves_nothing_in_memory() -> None:
 
 
 def test_of_many_queues_those_of_the_table_are_looked_at(group: fsqueue.Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "WHOLE_MAX", 3)
-    monkeypatch.setattr(looks, "ROWS", 2)
+    monkeypatch.setattr(page_contents, "WHOLE_MAX", 3)
+    monkeypatch.setattr(page_contents, "ROWS", 2)
     for name in "abcde":
         group[name].insert(1)
     time = Time()
     names, looked = Names(group, time), []
 
-    def look(name: str) -> looks.QueueLook:
+    def look(name: str) -> page_contents.QueueLook:
         looked.append(name)
-        return looks.QueueLook(name)
+        return page_contents.QueueLook(name)
 
-    page = looks.look_over(names, look, list, "", 1)
+    page = page_contents.look_over(names, look, list, "", 1)
     assert (looked, page.is_whole, page.matching, [one.name for one in page.rows]) == (["c", "d"], False, 5, ["c", "d"])
-    assert [one.name for one in looks.look_over(names, look, list, "", 99).rows] == ["e"]
-    found = looks.look_over(names, look, list, "B", 0)
+    assert [one.name for one in page_contents.look_over(names, look, list, "", 99).rows] == ["e"]
+    found = page_contents.look_over(names, look, list, "B", 0)
     assert (found.is_whole, found.matching, found.total) == (True, 1, 5)
     group["f"].insert(1)
-    assert looks.look_over(names, look, list, "f", 0).matching == 0  # it is listed every two seconds at most
+    assert page_contents.look_over(names, look, list, "f", 0).matching == 0  # it is listed every two seconds at most
     time.now += 3
-    assert looks.look_over(names, look, list, "f", 0).matching == 1
+    assert page_contents.look_over(names, look, list, "f", 0).matching == 1
 
 
 def test_stages_come_in_the_order_of_the_flow_and_what_leads_back_does_not_count() -> None:
@@ -187,7 +187,7 @@ def test_stages_come_in_the_order_of_the_flow_and_what_leads_back_does_not_count
         fsqueue.Flow("fetch", "parse", 9), fsqueue.Flow("parse", "index", 8), fsqueue.Flow("fetch", "index", 5),
         fsqueue.Flow("parse", "fetch", 2), fsqueue.Flow("other", "index", 1), fsqueue.Flow("index", "index", 1),
     ]  # fmt: skip
-    assert looks.stages(flows) == [["fetch", "other"], ["parse"], ["index"]]
-    assert looks.stages([]) == []
+    assert page_contents.stages(flows) == [["fetch", "other"], ["parse"], ["index"]]
+    assert page_contents.stages([]) == []
     loop = [fsqueue.Flow(f"{n}", f"{(n + 1) % 150}", 150 - n) for n in range(150)]
-    assert [stage for [stage] in looks.stages(loop)] == [f"{n}" for n in range(150)]
+    assert [stage for [stage] in page_contents.stages(loop)] == [f"{n}" for n in range(150)]
