@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from fsqueue import FsqueueError, Group, Queue, administration, poll
-from fsqueue.filesystem import replacing, resources, syncs
+from fsqueue.filesystem import replacing, resources, side_threads
 from fsqueue.storage import decisions, listening
 from tests.levels import IS_ALL, how_many
 from tests.support import open_below
@@ -359,7 +359,7 @@ def interrupted_anywhere(watch: Watch, place: Path, kind: type[BaseException]) -
 
 def start_what_is_waited_for(function: Any, given: tuple[Any, ...]) -> None:
     """Make the calls of an update here. `Watch` puts back what a loop has left: no thread does."""
-    if isinstance(getattr(function, "__self__", None), syncs._Calls):
+    if isinstance(getattr(function, "__self__", None), side_threads._Calls):
         function(*given)
 
 

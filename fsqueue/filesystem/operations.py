@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import HiddenTasks
-from fsqueue.filesystem import forked, locks, resources, syncs, trees
+from fsqueue.filesystem import forked, locks, resources, side_threads, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import NOT_FILES, asking_again, kind_of
 from fsqueue.filesystem.mounts import mount_of
@@ -59,7 +59,7 @@ class Filesystem(Rooted):
         self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
         self.fsync: Callable[[int], None] = os.fsync
         self.fstat: Callable[[int], os.stat_result] = os.fstat
-        self.at_once: Callable[[Sequence[Callable[[], object]]], None] = syncs.at_once
+        self.at_once: Callable[[Sequence[Callable[[], object]]], None] = side_threads.at_once
 
     # -- opening -----------------------------------------------------------------------------
 

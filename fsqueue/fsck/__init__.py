@@ -1,12 +1,11 @@
 """Checking and mending a queue (docs/fsck.md).
 
 From the top down: `walk`; `places` (what lies where) and `checks` (what files say) name suspects; `repair` mends them;
-`recount` counts histories; `findings` is what is said of them. `decision_files` checks a group's own files.
+`recount` counts histories; `findings` is what is said of them. `own_files` checks files of a group.
 """
 
-from fsqueue.fsck.decision_files import fsck_group
 from fsqueue.fsck.findings import Finding
-from fsqueue.fsck.own_files import fsck_lost
+from fsqueue.fsck.own_files import fsck_group, fsck_lost
 from fsqueue.fsck.walk import fsck, fsck_part
 
 __all__ = ["Finding", "fsck", "fsck_group", "fsck_lost", "fsck_part"]

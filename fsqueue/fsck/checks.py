@@ -13,7 +13,7 @@ from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
 from fsqueue.format.wording import counted
-from fsqueue.fsck import keyed, recount, updates
+from fsqueue.fsck import keyed, logged_updates, recount
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
 from fsqueue.interruptions import let_out
@@ -242,7 +242,7 @@ class ShardCheck:
                 return
             if not findings:
                 if content is not None:
-                    yield from updates.check(store, batch, content)
+                    yield from logged_updates.check(store, batch, content)
                 return
             for finding in findings:
                 told.add(finding.kind)
@@ -347,7 +347,7 @@ class ShardCheck:
                 replay_state = history.replay(records)
                 seen[batch] = recount.announced(records)
                 yield from self._finished(path, batch, replay_state, known)
-                yield from updates.check_finished(store, path, batch, records)
+                yield from logged_updates.check_finished(store, path, batch, records)
 
     def _repeat(self, path: str, offset: int, length: int) -> Suspect:
         store = self.store

@@ -1,4 +1,4 @@
-"""Check names alone: what does not belong into the tree, lies in the wrong place, or was left behind."""
+"""Check names: what does not belong into the tree, lies in the wrong place, or was left behind; and named commits."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import CANCELLED_FILE, RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
 from fsqueue.format.models import GcReport
-from fsqueue.fsck import named_commits
+from fsqueue.format.names import Uuid
 from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import WAIT_S, Repair
-from fsqueue.interruptions import suppress
-from fsqueue.storage import counters, nested, payloads, retrying, staging
+from fsqueue.interruptions import let_out, suppress
+from fsqueue.storage import commits, counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -114,7 +115,7 @@ class _Places:
     def _commits(self) -> Iterator[Suspect]:
         yield from self._walk(self.layout.commits, _record)
         yield from self._walk(self.layout.pending, lambda name: "file" if names.parse_proposal_file(name) else None)
-        yield from named_commits.check(self.store, self.repair)
+        yield from _named_commits(self.store, self.repair)
 
     # -- the top ----------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class _Places:
     def _abandoned_trash(self) -> bool:
         """Return whether there is trash that no process is reaping: nothing of it goes for a moment."""
         before = self._traces()
-        self.store.clock.sleep(named_commits.GRACE_S)
+        self.store.clock.sleep(GRACE_S)
         return bool(before) and self._traces() == before
 
     def _traces(self) -> dict[str, int]:
@@ -252,8 +253,8 @@ class _Places:
         waiting = retrying.pending(self.store)
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
-            if kind != "file" or named_commits.is_attempt(name):
-                yield from self._kind(path, kind, "directory" if named_commits.is_attempt(name) else None)
+            if kind != "file" or is_attempt(name):
+                yield from self._kind(path, kind, "directory" if is_attempt(name) else None)
             elif name in waiting:
                 count = getattr(names.parse_task_file(name), "count", 0)
                 yield Suspect(
@@ -337,7 +338,7 @@ class _Places:
         return kind == _KINDS.get(stat.S_IFMT(mode), "other")
 
     def _stays(self, path: str) -> bool:
-        self.store.clock.sleep(named_commits.GRACE_S)
+        self.store.clock.sleep(GRACE_S)
         return self._is(path, "directory")
 
 
@@ -361,3 +362,90 @@ def _record(name: str) -> str | None:
 
 def _number(name: str) -> str | None:
     return "file" if name in counters.NUMBERS else None
+
+
+GRACE_S = 2.0
+"""Seconds that a file which no process has locked may take before it counts as left behind."""
+
+
+def _named_commits(store: Store, repair: Repair) -> Iterator[Suspect]:
+    """Yield named commits that may be wrong: decided and not published, left behind by dead processes, damaged.
+
+    Check proposals, then attempts, then records.
+    """
+    fs, layout = store.fs, store.layout
+    for identity in commits.proposals(store, layout):
+        with PassingOverStrays():  # `places` tells of them; what they may hide is not given up
+            yield from _proposal(store, identity)
+    for name in fs.names(layout.commits):
+        ballot = names.parse_ballot_file(name)
+        if ballot is not None and collect.is_abandoned(store, layout.ballot(ballot)):
+            path, mend = layout.ballot(ballot), partial(collect.reap_ballot, store, name)
+            yield Suspect(found(store, "stale-proposal", path), partial(_has_no_proposal, store, ballot), mend)
+    for name, kind in fs.entries(layout.staging):
+        if kind == "directory" and is_attempt(name):
+            yield from _attempt(store, name)
+    for name, kind in fs.entries(layout.commits):
+        commit = names.parse_record_file(name)
+        if kind == "file" and commit is not None:
+            path = f"{layout.commits}/{name}"
+            is_damaged = partial(_is_damaged, store, path, commit)
+            if is_damaged():
+                yield Suspect(found(store, "damaged-record", path), is_damaged, partial(repair.quarantine.move, path))
+
+
+def is_attempt(name: str) -> bool:
+    """Return whether a directory in `staging/` belongs to a commit."""
+    return names.parse_attempt(name) is not None or names.is_gone(name)
+
+
+def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
+    layout = store.layout
+    path, mend = layout.proposal(identity), partial(commits.end_proposal, store, layout, identity)
+    record = commits.proposed(store, layout, identity)
+    if record is not None and commits.is_decided(store, layout, record):
+        yield Suspect(
+            found(store, "pending-commit", path, record.total("tasks"), record.name),
+            partial(_stays_pending, store, record),
+            mend,
+        )
+    elif collect.is_abandoned(store, path):
+        yield Suspect(found(store, "stale-proposal", path), partial(collect.is_abandoned, store, path), mend)
+
+
+def _stays_pending(store: Store, record: commits.Record) -> bool:
+    """Return whether no process is publishing a decided commit. One that does has the proposal locked."""
+    store.clock.sleep(GRACE_S)
+    try:
+        with store.locked_existing(store.layout.proposal(record.id), WAIT_S):
+            return commits.is_decided(store, store.layout, record)
+    except FileNotFoundError:
+        return False
+
+
+def _has_no_proposal(store: Store, identity: Uuid) -> bool:
+    return collect.is_abandoned(store, store.layout.ballot(identity)) and not store.fs.exists(
+        store.layout.proposal(identity)
+    )
+
+
+def _attempt(store: Store, name: str) -> Iterator[Suspect]:
+    path = f"{store.layout.staging}/{name}"
+    age_s = GRACE_S if names.is_gone(name) else collect.ATTEMPT_AGE_S  # it changes while it is removed
+
+    def is_left() -> bool:
+        if age_s == GRACE_S:
+            store.clock.sleep(GRACE_S)
+        return collect.is_abandoned(store, path, age_s)
+
+    if collect.is_abandoned(store, path, age_s):
+        yield Suspect(found(store, "staged-attempt", path), is_left, partial(collect.reap_attempt, store, name))
+
+
+def _is_damaged(store: Store, path: str, commit: str) -> bool:
+    try:
+        record = commits.parse(store.fs.read(path))
+    except OSError as error:
+        let_out(error)
+        return False  # gone, or what it is instead of a file was told by its name
+    return record is None or record.name != commit

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from fsqueue_cli import result_files, result_table
+from fsqueue_cli import result_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ from tests.support import QueueFactory, needs_root
 from tests.test_group import MEMBER
 
 pytestmark = pytest.mark.once  # its tests go by the order of the tasks, which batches of one do not keep
-HEAD, TAIL = ["id", "state", "attempts"], list(result_table.AFTER)
+HEAD, TAIL = ["id", "state", "attempts"], list(result_files.AFTER)
 
 
 def fill(queue: Queue, *pairs: tuple[Any, Any]) -> None:
@@ -182,7 +182,7 @@ def test_texts_are_quoted_and_null_is_empty_whichever_way_a_row_goes(rows: list[
         [columns_of(payloads, [None] * len(rows))] if at_once > 1 else [columns_of([one], [None]) for one in payloads]
     )
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result_table, "ROWS_AT_ONCE", at_once)
+        patch.setattr(result_files, "ROWS_AT_ONCE", at_once)
         [(path, _)] = written(Path(directory), blocks, ".csv")
         read = rows_of(path)
         table = arrow_csv.read_csv(
@@ -260,7 +260,7 @@ def test_tables_have_what_was_put_in(parts: list[tuple[list[Any], list[Any]]], a
         rows = min(len(payloads), len(results))
         blocks.append(columns_of(payloads[:rows], results[:rows], error=(["e,", None, 'f"'] * 3)[:rows]))
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result_table, "ROWS_AT_ONCE", at_once)
+        patch.setattr(result_files, "ROWS_AT_ONCE", at_once)
         [(lines, width), (table, _)] = written(Path(directory), blocks, ".jsonl", ".csv")
         found = [json.loads(line) for line in lines.read_bytes().split(b"\n")[:-1]]
         with table.open(newline="", encoding="utf-8") as file:
@@ -333,7 +333,7 @@ def test_rows_keep_their_order_in_whatever_blocks_they_come(tmp_path: Path, monk
     """Few rows are kept together with the next ones, many at once; several blocks are a row group of Parquet."""
     from pyarrow import parquet
 
-    monkeypatch.setattr(result_table, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(result_files, "ROWS_AT_ONCE", 2)
     monkeypatch.setattr(result_files, "BLOCKS_AT_ONCE", 2)
     blocks, first = [], 0
     for size in (1, 3, 1, 1, 5, 2, 3, 1):
@@ -389,7 +389,7 @@ def test_numbers_that_json_lacks_are_numbers_in_columns_of_numbers(
     parts = [given_values] if at_once else [[value] for value in given_values]
     blocks = [columns_of([None] * len(part), [{"v": value} for value in part]) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result_table, "ROWS_AT_ONCE", 1)
+        patch.setattr(result_files, "ROWS_AT_ONCE", 1)
         made = {path.suffix: path for path, _ in written(tmp_path, blocks, ".csv", ".parquet", ".jsonl")}
     assert [line.split(",")[3] for line in made[".csv"].read_text().splitlines()[1:]] == in_csv
     column = parquet.read_table(made[".parquet"])["v"]
@@ -408,7 +408,7 @@ def test_numbers_that_json_lacks_are_numbers_in_columns_of_numbers(
 def test_objects_with_too_many_fields_stay_whole(
     fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_table, "COLUMNS_MAX", 3)
+    monkeypatch.setattr(result_files, "COLUMNS_MAX", 3)
     queue = queue_factory()
     fill(queue, *[({f"k{number}": number}, {"y": number}) for number in range(6)])
     path = str(tmp_path / "out.jsonl")
@@ -420,8 +420,8 @@ def test_objects_with_too_many_fields_stay_whole(
 
 
 def test_as_many_fields_as_a_table_may_have_are_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_table, "COLUMNS_MAX", 3)
-    monkeypatch.setattr(result_table, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(result_files, "COLUMNS_MAX", 3)
+    monkeypatch.setattr(result_files, "ROWS_AT_ONCE", 1)
     payloads = [{"a": 0, "b": 0}, {"a": 1, "b": 1}, {"a": 2, "more": 2}, {"a": 3}]
     blocks = [columns_of([payload], [{"c": row}]) for row, payload in enumerate(payloads)]
     [(path, columns)] = written(tmp_path, blocks, ".jsonl")

@@ -15,7 +15,7 @@ import pytest
 
 import fsqueue
 from fsqueue import RemoteGroup, StorageError
-from fsqueue.client import remote_update, wire
+from fsqueue.client import remote_group, wire
 from fsqueue.client.remote_queue import TASKS_MAX
 
 pytestmark = pytest.mark.once
@@ -98,7 +98,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
 
     clock = SimpleNamespace(monotonic=found.monotonic, sleep=found.sleep)
     monkeypatch.setattr(wire, "time", clock)
-    monkeypatch.setattr(remote_update, "time", clock)
+    monkeypatch.setattr(remote_group, "time", clock)
     with http.server.HTTPServer(("localhost", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

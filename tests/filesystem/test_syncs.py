@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from fsqueue.errors import ForkedInCall
-from fsqueue.filesystem import syncs
+from fsqueue.filesystem import side_threads
 from fsqueue.filesystem.side_threads import FORK_LOOK_S
 from tests.concurrency.processes import Child
 from tests.waiting import PATIENCE_S
@@ -29,7 +29,7 @@ def test_all_are_under_way_at_the_same_time() -> None:
         threads.add(threading.get_ident())
         together.wait(PATIENCE_S)
 
-    syncs.at_once([call] * 5)
+    side_threads.at_once([call] * 5)
     assert len(threads) == 5
     assert threading.get_ident() in threads
 
@@ -45,27 +45,27 @@ def test_an_error_is_raised_when_all_have_ended(failing: int, error: BaseExcepti
         done.append(number)
 
     with pytest.raises(type(error)) as raised:
-        syncs.at_once([lambda number=number: call(number) for number in range(3)])  # type: ignore[misc]
+        side_threads.at_once([lambda number=number: call(number) for number in range(3)])  # type: ignore[misc]
     assert raised.value is error
     assert sorted(done) == [number for number in range(3) if number != failing]
 
 
 def test_an_interruption_is_not_lost_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncs, "AT_ONCE_MAX", 1)  # one after the other, in this thread
+    monkeypatch.setattr(side_threads, "AT_ONCE_MAX", 1)  # one after the other, in this thread
     with pytest.raises(KeyboardInterrupt):
-        syncs.at_once([mock.Mock(side_effect=OSError(5, "broken")), mock.Mock(side_effect=KeyboardInterrupt)])
+        side_threads.at_once([mock.Mock(side_effect=OSError(5, "broken")), mock.Mock(side_effect=KeyboardInterrupt)])
 
 
 def test_many_are_made_by_a_few_threads() -> None:
     done: list[int] = []
-    syncs.at_once([lambda number=number: done.append(number) for number in range(50)])  # type: ignore[misc]
+    side_threads.at_once([lambda number=number: done.append(number) for number in range(50)])  # type: ignore[misc]
     assert sorted(done) == list(range(50))
 
 
 def test_where_no_thread_can_be_started_all_are_made_here() -> None:
     threads: list[int] = []
     with mock.patch.object(_thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
-        syncs.at_once([lambda: threads.append(threading.get_ident())] * 3)
+        side_threads.at_once([lambda: threads.append(threading.get_ident())] * 3)
     assert threads == [threading.get_ident()] * 3
 
 
@@ -90,7 +90,7 @@ def test_what_a_signal_handler_raises_behind_the_start_of_a_thread_comes_out(mon
     monkeypatch.setattr(threading, "_start_new_thread", interrupted)  # where threading.Thread would have it
     monkeypatch.setattr(_thread, "start_new_thread", interrupted)
     with pytest.raises(ValueError, match="of a signal handler"):
-        syncs.at_once([runs.set, runs.set])
+        side_threads.at_once([runs.set, runs.set])
 
 
 @pytest.mark.parametrize("handler_s", [0.0, 2 * FORK_LOOK_S])
@@ -114,7 +114,7 @@ def test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threa
 
         with handled(forks) as send:
             try:
-                syncs.at_once([lambda: None, call])
+                side_threads.at_once([lambda: None, call])
             except ForkedInCall:
                 os._exit(7)
             [child] = children

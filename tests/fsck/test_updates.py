@@ -12,7 +12,7 @@ from fsqueue import Queue, Status
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions
-from fsqueue.fsck import updates
+from fsqueue.fsck import logged_updates
 from fsqueue.groups.queue import GroupQueue
 from tests.prepared import DAY_MS, ByHand, U, add
 
@@ -46,7 +46,7 @@ def test_a_finished_batch_without_updates_is_replayed_once(tmp_path: Path, monke
     queue = Queue.create(tmp_path / "queue", shards=1, durability="none")
     queue.insert_many([1, 2], batch_tasks=2)
     queue.complete(queue.lease(2))
-    monkeypatch.setattr(updates, "_told_by", None)
+    monkeypatch.setattr(logged_updates, "_told_by", None)
     assert kinds(queue) == []
 
 

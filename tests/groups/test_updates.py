@@ -31,7 +31,7 @@ from fsqueue import (
     UpdateConflict,
 )
 from fsqueue.clock import Clock
-from fsqueue.filesystem import syncs
+from fsqueue.filesystem import side_threads
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
 from fsqueue.format.names import QueueDirectory
@@ -895,7 +895,10 @@ def test_its_logs_are_synced_at_the_same_time(tmp_path: Path) -> None:
                 together.wait(PATIENCE_S)  # it breaks unless the others come, too
         return call(*args)
 
-    with trapped(group.path, trap) as mine, mock.patch("tests.concurrency.trapped.one_after_the_other", syncs.at_once):
+    with (
+        trapped(group.path, trap) as mine,
+        mock.patch("tests.concurrency.trapped.one_after_the_other", side_threads.at_once),
+    ):
         over_three(mine, token)
     assert len(set(logs[:3])) == 3
     assert has_happened(group, over_three)

@@ -7,7 +7,7 @@ import re
 import pytest
 from fsqueue_cli import doctor as cli_doctor
 from fsqueue_cli import main as cli_main
-from fsqueue_cli import result_table, running
+from fsqueue_cli import result_files, running
 from fsqueue_cli import watching as cli_watching
 from fsqueue_cli.common import NOTHING_EXIT
 
@@ -110,7 +110,7 @@ NUMBERS = [
         "up to 16,384 tasks or 8 MiB of one shard",
         (maintenance.GROUP_TASKS_MAX, maintenance.GROUP_BYTES_MAX) == (16_384, 8 << 20),
     ),
-    ("docs/results.md", "more than 2,000 fields", result_table.COLUMNS_MAX == 2000),
+    ("docs/results.md", "more than 2,000 fields", result_files.COLUMNS_MAX == 2000),
     (
         "docs/growth.md",
         "more than 30 days ago, and the oldest days beyond 10 GiB",

@@ -23,8 +23,7 @@ STARTS = frozenset(
 """What starts a thread, or becomes one that is started."""
 
 MAY_START = {
-    "filesystem/side_threads.py": {"Thread", "start_new_thread"},  # the place
-    "filesystem/syncs.py": {"start_new_thread"},  # as cheap as can be; it looks for forks itself
+    "filesystem/side_threads.py": {"Thread", "start_new_thread"},  # the place; `at_once` looks for forks itself
     "storage/listening.py": {"start_new_thread"},  # nobody waits for that thread
     "poll.py": {"start_new_thread"},  # nor for that one: a finalizer starts it, and may wait for nothing
     "leased_task.py": {"run_in_executor"},  # of the user's event loop, which no child goes on with

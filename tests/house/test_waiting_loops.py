@@ -37,7 +37,7 @@ LOOPS = {
         "fsqueue_cli.watching._watch": "a status on a screen",
     },
     "is what others do at this moment over?": {
-        "fsqueue.client.remote_update.RemoteUpdate._carry_out": "an update meets another: the gateway waits",
+        "fsqueue.client.remote_group.RemoteUpdate._carry_out": "an update meets another: the gateway waits",
         "fsqueue.client.wire.Wire._patiently": "the gateway is away",
         "fsqueue.filesystem.operations.Filesystem.lock": "a lock",
         "fsqueue.fsck.checks.ShardCheck._again": "a step of another process, before it is called damage",

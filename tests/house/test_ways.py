@@ -21,9 +21,8 @@ ONCE = {
 }
 """The modules in which a verb stands once: of a class, and of that from which it inherits."""
 WRITTEN = {
-    "fsqueue.client.remote_group": 6,
+    "fsqueue.client.remote_group": 7,
     "fsqueue.client.remote_poll": 2,
-    "fsqueue.client.remote_update": 1,
     "fsqueue.errors": 1,
     "fsqueue.groups.group": 8,
     "fsqueue.groups.leasing": 1,

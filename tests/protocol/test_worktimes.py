@@ -13,7 +13,7 @@ from fsqueue import LeasedTask, Queue, Worker
 from fsqueue.clock import ManualClock
 from fsqueue.format import movements
 from fsqueue.format.models import Movement
-from fsqueue.spark.attempts import Attempt, attempts_of
+from fsqueue.spark.views import Attempt, attempts_of
 from fsqueue.views.task_history import records_of
 from tests.support import QueueFactory, log_files
 from tests.worker import tasks

@@ -14,7 +14,7 @@ from fsqueue_cli.main import cli
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, RemoteQueue, Worker
-from fsqueue.client.remote_update import RemoteUpdate
+from fsqueue.client.remote_group import RemoteUpdate
 from fsqueue.worker import feeding
 from fsqueue.worker import remote as remote_watch
 from tests.gateways import Serve

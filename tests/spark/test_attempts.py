@@ -13,7 +13,7 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format.models import Used
 from fsqueue.spark import views
-from fsqueue.spark.attempts import attempts_of
+from fsqueue.spark.views import attempts_of
 from fsqueue.storage import listing
 from fsqueue.storage.history import Records
 from fsqueue.views.task_history import records_of

@@ -27,7 +27,7 @@ from fsqueue import (
     Update,
     UpdateConflict,
 )
-from fsqueue.client.remote_update import RemoteUpdate
+from fsqueue.client.remote_group import RemoteUpdate
 from tests.storms.journal import DONE, REFUSED, UNKNOWN, Journal
 from tests.storms.trouble import Abort, Interruption, Trouble
 from tests.waiting import until_nothing_reaps
