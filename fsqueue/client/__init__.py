@@ -4,8 +4,7 @@ It needs no extra, and opens no file of a queue. Arguments are checked by what c
 an update is put together by the same class: so both kinds refuse the same things, in the same words.
 """
 
-from fsqueue.client.connecting import connect
-from fsqueue.client.remote_group import RemoteGroup
+from fsqueue.client.remote_group import RemoteGroup, connect
 from fsqueue.client.remote_queue import RemoteQueue
 
 __all__ = ["RemoteGroup", "RemoteQueue", "connect"]

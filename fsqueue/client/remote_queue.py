@@ -31,8 +31,7 @@ from fsqueue.arguments import (
     whole,
     window_ms,
 )
-from fsqueue.client.over_wire import OverWire
-from fsqueue.client.remote_poll import RemotePoll
+from fsqueue.client.remote_base import RemoteBase, RemotePoll
 from fsqueue.client.values import (
     BYTES_MAX,
     activity,
@@ -97,7 +96,7 @@ class QueueStandIn(NamedTuple):
     entropy: Entropy
 
 
-class RemoteQueue(OverWire):
+class RemoteQueue(RemoteBase):
     """A queue of a gateway, with the methods of `Queue`. Safe to use from many threads, and after a fork; it pickles.
 
     Errors are those of `Queue`. StorageError besides: the gateway cannot be reached, and nothing was done; or it has

@@ -7,9 +7,12 @@ another takes its name. Everything in it is reached from its descriptor, and no 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import platform
 import re
 import stat
+import struct
 from collections.abc import Callable, Sequence
 from itertools import islice
 from types import TracebackType
@@ -216,3 +219,20 @@ def is_mine(found: os.stat_result) -> bool:
 def is_directory(path: str) -> bool:
     """Tell whether a path that the caller named is a directory, links followed. OSError if it cannot be told."""
     return stat.S_ISDIR(os.stat(path).st_mode)
+
+
+_READS = 0x40000000 if platform.machine().startswith(("ppc", "mips", "sparc", "alpha")) else 0x80000000
+GET_VERSION = _READS | struct.calcsize("l") << 16 | ord("v") << 8 | 1
+"""FS_IOC_GETVERSION of <linux/fs.h>: _IOR('v', 1, long)."""
+
+
+def place_of(fd: int) -> tuple[int, int | None]:
+    """Return the number of an open directory's inode, and the generation of the number; None: it is not known.
+
+    A filesystem may give the number of a removed directory to the next one. Then the generation differs.
+    """
+    generation = None
+    with suppress(OSError):  # ENOTTY, EOPNOTSUPP, EPERM of a container
+        answer = fcntl.ioctl(fd, GET_VERSION, bytes(struct.calcsize("l")))
+        [generation] = struct.unpack_from("I", answer)  # an int, whatever the ioctl is called
+    return os.fstat(fd).st_ino, generation

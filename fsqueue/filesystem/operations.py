@@ -18,7 +18,7 @@ from fsqueue.filesystem import forked, locks, resources, side_threads, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import NOT_FILES, asking_again, kind_of
 from fsqueue.filesystem.mounts import mount_of
-from fsqueue.filesystem.places import place_of
+from fsqueue.filesystem.open_directories import place_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
 from fsqueue.interruptions import let_out, suppress

@@ -1,4 +1,4 @@
-"""Where tasks come from: a thread that waits for them, at one queue or at several in turn."""
+"""Where tasks come from: a thread that waits for them, at one queue or at several in turn, and warns of copies."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, SeveralRoots, Watch
 from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
 from fsqueue.queue import Queue
+from fsqueue.storage import copies
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.storage.store import Store
-from fsqueue.views import lease_holders
+from fsqueue.views import copy_warnings, lease_holders
 from fsqueue.worker.background import BackgroundThread, Died
-from fsqueue.worker.copied import CopyCheck
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.remote import RemoteWatch
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
@@ -573,3 +573,46 @@ class Feeder(BackgroundThread):
             return self._drain_check()
         finally:
             self._look_began = math.inf
+
+
+class CopyCheck:
+    """Ask of each queue, when the worker begins to take tasks from it, whether it may be a copy. One thread's.
+
+    The worker warns once of each queue, and once of each group.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[Queue] = []
+        """Those that the worker has begun with, and were not asked about."""
+        self._asked: set[str] = set()
+        """The paths of those that were, and of groups of which a warning was given."""
+
+    def forget(self) -> None:
+        """Ask of all of them once more: what was away may have come back as another one."""
+        self._asked.clear()
+
+    def warnings(self, asking: Callable[[Queue], object], say: Callable[[str], object]) -> None:
+        """Say what there is to say of those that were begun with. `asking` is told which one is asked.
+
+        A queue that cannot be asked is passed by: the worker meets the error when it leases.
+        """
+        begun, self.begun = self.begun, []
+        for queue in begun:
+            path = queue.store.path
+            group = str(queue.group.path) if isinstance(queue, GroupQueue) else path
+            if not self._asked.isdisjoint((path, group)):
+                continue
+            self._asked.add(path)
+            asking(queue)
+            try:
+                with resources.Scope():
+                    is_copy = copies.is_copy(queue.store)
+            except (OSError, FsqueueError) as error:
+                logger.debug("whether %s is a copy could not be found out: %s", path, error)
+                continue
+            if is_copy:
+                self._asked.add(group)
+                if isinstance(queue, GroupQueue):
+                    say(copy_warnings.in_group(queue.typed_path, group))
+                else:
+                    say(copy_warnings.of_queue(path))

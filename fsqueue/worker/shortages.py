@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from fsqueue.clock import Backoff
 from fsqueue.errors import NO_DESCRIPTORS, FsqueueError, StorageError, from_os_error
-from fsqueue.filesystem.cgroups import oom_kills
+from fsqueue.filesystem.processes import oom_kills
 
 _NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
 SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)

@@ -31,8 +31,7 @@ from fsqueue import (
 )
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of
-from fsqueue.client.connecting import ABOUT_BYTES_MAX
-from fsqueue.client.remote_group import RemoteUpdate
+from fsqueue.client.remote_group import ABOUT_BYTES_MAX, RemoteUpdate
 from fsqueue.client.wire import ERROR_BYTES_MAX
 from fsqueue.protocol.losses import ALREADY
 from fsqueue.service.gate import Tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue.filesystem.cgroups import oom_kills
+from fsqueue.filesystem.processes import oom_kills
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
 V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"

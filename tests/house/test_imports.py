@@ -105,7 +105,7 @@ def test_a_queue_loads_what_inserts_and_leases_take() -> None:
     found = modules_of("from fsqueue import Queue")
     assert found & SLOW == set()
     assert below(found, RARE + UNASKED) == []
-    assert len(of_fsqueue(found)) <= 114
+    assert len(of_fsqueue(found)) <= 113
 
 
 def test_status_loads_no_more_than_it_shows(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_status_loads_no_more_than_it_shows(tmp_path: Path) -> None:
     found = modules_of(COMMAND.format(["status", str(tmp_path / "queue")]))
     assert found & SLOW == set()
     assert below(found, RARE) == []
-    assert len(of_fsqueue(found)) <= 133
+    assert len(of_fsqueue(found)) <= 132
 
 
 def computed_s(*command: str) -> float:

@@ -17,12 +17,12 @@ from tests.house.source import TOP, parse
 
 ONCE = {
     "Queue": ("fsqueue.queue", "fsqueue.maintenance"),
-    "RemoteQueue": ("fsqueue.client.remote_queue", "fsqueue.client.over_wire"),
+    "RemoteQueue": ("fsqueue.client.remote_queue", "fsqueue.client.remote_base"),
 }
 """The modules in which a verb stands once: of a class, and of that from which it inherits."""
 WRITTEN = {
     "fsqueue.client.remote_group": 7,
-    "fsqueue.client.remote_poll": 2,
+    "fsqueue.client.remote_base": 2,
     "fsqueue.errors": 1,
     "fsqueue.groups.group": 8,
     "fsqueue.groups.leasing": 1,

@@ -12,7 +12,7 @@ import pytest
 from fsqueue import Group, Queue, Worker
 from fsqueue.filesystem import Filesystem
 from fsqueue.worker import Event
-from fsqueue.worker.copied import CopyCheck
+from fsqueue.worker.feeding import CopyCheck
 from tests import copied
 
 pytestmark = pytest.mark.once
