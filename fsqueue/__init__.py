@@ -51,9 +51,9 @@ _HOMES = {
     "LockTimeout": "fsqueue.errors",
     "MostUsed": "fsqueue.views.activity",
     "Movement": "fsqueue.format.models",
-    "NewNumber": "fsqueue.groups.numbers",
+    "NewNumber": "fsqueue.groups.task_numbers",
     "NotAQueue": "fsqueue.errors",
-    "NumberedInfo": "fsqueue.groups.numbers",
+    "NumberedInfo": "fsqueue.groups.task_numbers",
     "Pause": "fsqueue.format.layout",
     "Poll": "fsqueue.poll",
     "PriorityRange": "fsqueue.views.priorities",
@@ -80,7 +80,7 @@ _HOMES = {
     "Task": "fsqueue.format.models",
     "TaskInfo": "fsqueue.format.models",
     "TaskNotFound": "fsqueue.errors",
-    "TaskNumbers": "fsqueue.groups.numbers",
+    "TaskNumbers": "fsqueue.groups.task_numbers",
     "TaskRef": "fsqueue.format.models",
     "TaskTooLarge": "fsqueue.errors",
     "Then": "fsqueue.then",
@@ -154,8 +154,8 @@ if TYPE_CHECKING:
     from fsqueue.functions import task
     from fsqueue.groups.group import Group, GroupQueues, GroupStatus
     from fsqueue.groups.lineage import Lineage, Relative
-    from fsqueue.groups.numbers import NewNumber, NumberedInfo, TaskNumbers
     from fsqueue.groups.queue import GroupQueue
+    from fsqueue.groups.task_numbers import NewNumber, NumberedInfo, TaskNumbers
     from fsqueue.groups.update import Update
     from fsqueue.leased_task import LeasedTask
     from fsqueue.poll import Poll, wait

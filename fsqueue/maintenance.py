@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from fsqueue import fsck as checker
     from fsqueue.fsck import Finding
     from fsqueue.upkeep import collect
-    from fsqueue.views import finished, results
+    from fsqueue.views import finished, task_results
     from fsqueue.views.finished import FinishedBatch
 else:
     administration, checker = Late("fsqueue.administration"), Late("fsqueue.fsck")
     collect = Late("fsqueue.upkeep.collect")
-    finished, results = Late("fsqueue.views.finished"), Late("fsqueue.views.results")
+    finished, task_results = Late("fsqueue.views.finished"), Late("fsqueue.views.task_results")
 
 GROUP_TASKS_MAX, GROUP_BYTES_MAX = 16_384, 8 << 20
 """Maximum number of tasks of a shard, and of bytes of their lines, to hold before the lock of its file is taken."""
@@ -292,7 +292,7 @@ class _Repeater:
                 self._insert(shard, group)
                 self._give_back(shard)
                 shard, group, size = at, [], 0
-            for result in results.completed(found):
+            for result in task_results.completed(found):
                 if (wanted is None or result.id in wanted) and (where is None or where(result)):
                     group.append(self._candidate(found, result.id))
                     size += len(group[-1].line or b"")

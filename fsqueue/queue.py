@@ -73,9 +73,9 @@ if TYPE_CHECKING:
         attaching,
         lease_holders,
         priorities,
-        results,
         stuck_locks,
         task_history,
+        task_results,
         timeline,
         usage,
     )
@@ -89,7 +89,7 @@ else:
     administration, asyncpoll = Late("fsqueue.administration"), Late("fsqueue.asyncpoll")
     activity, attaching = Late("fsqueue.views.activity"), Late("fsqueue.views.attaching")
     lease_holders, priorities = Late("fsqueue.views.lease_holders"), Late("fsqueue.views.priorities")
-    results, stuck_locks = Late("fsqueue.views.results"), Late("fsqueue.views.stuck_locks")
+    task_results, stuck_locks = Late("fsqueue.views.task_results"), Late("fsqueue.views.stuck_locks")
     task_history, timeline = Late("fsqueue.views.task_history"), Late("fsqueue.views.timeline")
     usage = Late("fsqueue.views.usage")
 
@@ -784,7 +784,7 @@ class Queue(Maintenance):
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
-        found = chain.from_iterable(translated(self, results.results(self.store, dead), "reading results"))
+        found = chain.from_iterable(translated(self, task_results.results(self.store, dead), "reading results"))
         return found if where is None else filter(where, found)
 
     def result_columns(self, dead: bool = False) -> Iterator[list[Sequence[Any]]]:
@@ -794,7 +794,7 @@ class Queue(Maintenance):
         Payloads of one shape may be a `UniformObjects`, which makes a dict of each when it is asked.
         """
         self._write_letters()
-        return translated(self, results.columns(self.store, dead), "reading results")
+        return translated(self, task_results.columns(self.store, dead), "reading results")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:

@@ -16,7 +16,7 @@ import pytest
 from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, UnsafeFilesystem, administration, errors
 from fsqueue.errors import NotAQueue
 from fsqueue.filesystem import Filesystem, operations
-from fsqueue.filesystem.results import ResultFiles
+from fsqueue.filesystem.result_paths import ResultFiles
 from fsqueue.upkeep import trash
 from tests.support import QueueFactory, base_of, files_below, log_files, needs_root
 

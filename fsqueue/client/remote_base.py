@@ -12,7 +12,7 @@ from fsqueue.client.values import made
 from fsqueue.client.wire import Answer, Wire, in_steps
 from fsqueue.clock import duration_ms
 from fsqueue.format.models import Status
-from fsqueue.groups import drained
+from fsqueue.groups import drain_check
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until, check_loop
 
@@ -55,7 +55,7 @@ class RemoteBase(ABC):
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
     ) -> list[Status]:
-        return drained.wait(given, timeout_s, poll)
+        return drain_check.wait(given, timeout_s, poll)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

@@ -32,7 +32,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.models import Status, TaskRef
 from fsqueue.groups.pending_update import NOTHING, PendingUpdate
-from fsqueue.groups.selection import compiled
+from fsqueue.groups.queue_selection import compiled
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol.encoding import EncodedTask

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import names
-from fsqueue.fsck import checks, places, surplus
+from fsqueue.fsck import places, shard_checks, surplus
 from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.interruptions import let_out
@@ -63,7 +63,7 @@ def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Itera
         yield from _confirmed(store, _outside_shards(store, repair))
         yield from _confirmed(store, _surplus(store, repair))
     for shard in shards:
-        yield from _confirmed(store, checks.ShardCheck(store, repair, shard).suspects())
+        yield from _confirmed(store, shard_checks.ShardCheck(store, repair, shard).suspects())
 
 
 def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
 
 def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
     settings = store.layout.settings_file
-    yield from guarded(store, settings, checks.lines(store, repair, settings, journals.is_object, may_cut=True))
+    yield from guarded(store, settings, shard_checks.lines(store, repair, settings, journals.is_object, may_cut=True))
     yield from places.check(store, repair)
 
 
@@ -86,7 +86,7 @@ def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterat
     for done, shard in enumerate(shards):
         if progress is not None:
             progress(done, len(shards))
-        yield from checks.ShardCheck(store, repair, shard).suspects()
+        yield from shard_checks.ShardCheck(store, repair, shard).suspects()
     yield from _surplus(store, repair)  # after missing bytes were put in their places
     if progress is not None:
         progress(len(shards), len(shards))

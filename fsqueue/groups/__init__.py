@@ -1,6 +1,6 @@
 """Groups of queues: a directory of queues that come into being at their first insert (docs/groups.md).
 
-Read `group` first: what users hold. `queue` is one queue of a group, `members` what a lessee of many queues has open,
-`drained` the check whether all of them are, `update` changes to several of them at once, `lineage` follows a task,
-`numbers` gives tasks numbers as ids.
+Read `group` first: what users hold. `queue` is one queue of a group, `members` what a lessee of many queues has open.
+`drain_check` tells whether all are drained, `update` changes several of them at once, `lineage` follows a task,
+`task_numbers` gives tasks numbers as ids.
 """

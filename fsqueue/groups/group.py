@@ -27,11 +27,11 @@ from fsqueue.format.layout import DEFAULTS, Settings, parent_of
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory, QueueId
 from fsqueue.format.priority import Rank
-from fsqueue.groups import drained
-from fsqueue.groups.drained import GroupDrainCheck
-from fsqueue.groups.leasing import GroupPoll, GroupSource
+from fsqueue.groups import drain_check
+from fsqueue.groups.drain_check import GroupDrainCheck
+from fsqueue.groups.group_source import GroupPoll, GroupSource
 from fsqueue.groups.queue import GroupQueue, listed_queue
-from fsqueue.groups.selection import Selected, compiled
+from fsqueue.groups.queue_selection import Selected, compiled
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from fsqueue import administration
     from fsqueue import fsck as checker
     from fsqueue.fsck import Finding
-    from fsqueue.groups import lineage, numbers, update
+    from fsqueue.groups import lineage, task_numbers, update
     from fsqueue.groups.lineage import Lineage
-    from fsqueue.groups.numbers import TaskNumbers
+    from fsqueue.groups.task_numbers import TaskNumbers
     from fsqueue.groups.update import Update
     from fsqueue.protocol import updates
     from fsqueue.views import flows, usage
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from fsqueue.views.usage import Usage
 else:
     administration, flows = Late("fsqueue.administration"), Late("fsqueue.views.flows")
-    checker, numbers = Late("fsqueue.fsck"), Late("fsqueue.groups.numbers")
+    checker, task_numbers = Late("fsqueue.fsck"), Late("fsqueue.groups.task_numbers")
     update, updates = Late("fsqueue.groups.update"), Late("fsqueue.protocol.updates")
     lineage, usage = Late("fsqueue.groups.lineage"), Late("fsqueue.views.usage")
 
@@ -172,7 +172,7 @@ class GroupQueues(Selected):
         return self._proof_of(self)
 
     def _proof_of(self, given: object) -> bytes | None:
-        return GroupDrainCheck([drained.source_of(given)]).proof()
+        return GroupDrainCheck([drain_check.source_of(given)]).proof()
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until at one instant nothing is waiting, delayed or leased in any of them; return the sum.
@@ -181,19 +181,19 @@ class GroupQueues(Selected):
         purged, overwritten or deleted.
         """
         if poll is None:
-            return drained.wait([self], timeout_s, None)[0]
+            return drain_check.wait([self], timeout_s, None)[0]
         user_function(poll)  # raises InvalidArgument if it is no function
-        return drained.wait([self], timeout_s, lambda found: poll(found[0]))[0]
+        return drain_check.wait([self], timeout_s, lambda found: poll(found[0]))[0]
 
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
     ) -> list[Status]:
-        return drained.wait(given, timeout_s, poll)
+        return drain_check.wait(given, timeout_s, poll)
 
     def _lease_together(
         self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
     ) -> list[LeasedTask]:
-        return waiting.wait(GroupSource(map(drained.source_of, given), lease_ms, up_to), n, wait_s)
+        return waiting.wait(GroupSource(map(drain_check.source_of, given), lease_ms, up_to), n, wait_s)
 
     def lease(
         self,
@@ -256,7 +256,7 @@ class Group(GroupQueues):
         self._opening = resources.Mutex()
         self.coordinator = updates.Coordinator()
         """Applies its updates in this process."""
-        self._numbers = numbers.KnownNumbers()
+        self._numbers = task_numbers.KnownNumbers()
         self._kept: dict[QueueDirectory, GroupQueue] = {}
         self._open_queues: WeakTable[GroupQueue, None] = WeakTable()
         """All queues of it that were opened."""
@@ -296,7 +296,7 @@ class Group(GroupQueues):
     @property
     def numbers(self) -> TaskNumbers:
         """Return the numbers that are ids of its tasks, for clients of taskstore."""
-        return numbers.TaskNumbers(self, self._numbers)
+        return task_numbers.TaskNumbers(self, self._numbers)
 
     @property
     def path(self) -> Path:
@@ -316,7 +316,7 @@ class Group(GroupQueues):
     def close(self) -> None:
         """Close its directory, and each of its queues that is open. Leases go on; the group may be used again."""
         with resources.Scope(), self._opening:
-            opened, self._opened, self._kept, self._numbers = self._opened, None, {}, numbers.KnownNumbers()
+            opened, self._opened, self._kept, self._numbers = self._opened, None, {}, task_numbers.KnownNumbers()
             queues = self._open_queues.living()
             self._open_queues.clear()
         self._local = threading.local()  # with what this group leases from

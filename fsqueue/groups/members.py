@@ -19,8 +19,8 @@ from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost,
 from fsqueue.filesystem import idle_files, resources
 from fsqueue.format.groups import bell_of
 from fsqueue.format.names import QueueDirectory
-from fsqueue.groups.drained import Source
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.drain_check import Source
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.protocol.several import Watch
 from fsqueue.protocol.waiting import AGAIN_S
 from fsqueue.queue import Queue

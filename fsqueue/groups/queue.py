@@ -33,7 +33,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
-from fsqueue.groups.coming import ComingQueue
+from fsqueue.groups.coming_queue import ComingQueue
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import fsqueue
-from fsqueue.service import answers, bodies, fields, operations, request_batches, streaming, update_requests
+from fsqueue.service import answers, bodies, request_batches, request_fields, streaming, update_requests, verb_calls
 from fsqueue.service.answers import Json
 from fsqueue.service.bodies import JSON_LINES
 from fsqueue.service.faults import STATUS, BadField
@@ -33,7 +33,7 @@ def routes() -> list[routing.BaseRoute]:
         "about": _about,
         "queues": _queues,
         "group_status": _group_status,
-        "group_is_drained": _of_group(lambda group, given: operations.drained(selected(group, given))),
+        "group_is_drained": _of_group(lambda group, given: verb_calls.drained(selected(group, given))),
         "group_wait": streaming.wait_for_group,
         "group_usage": _of_group(lambda group, given: answers.plain(group.usage())),
         "group_settings": _of_group(lambda group, given: asdict(group.settings)),
@@ -61,17 +61,17 @@ def routes() -> list[routing.BaseRoute]:
 
 async def _answer(route: Route, handler: Handler, request: Request) -> Response:
     """Check what was sent, and do what the verb does."""
-    given = fields.query_in(route.query, request.query_params.multi_items())
+    given = request_fields.query_in(route.query, request.query_params.multi_items())
     given |= {name: name_in(name, text) for name, text in request.path_params.items()}
     if route.method != "GET" and not route.takes_lines:
         limit = request.app.state.gateway.limits.body_bytes_max
-        given |= await bodies.json_object(request, limit, partial(fields.given_in, route.body))
+        given |= await bodies.json_object(request, limit, partial(request_fields.given_in, route.body))
     return await handler(request, given)
 
 
 def _handler(name: str, route: Route) -> Handler:
     """Return what answers a verb that a thread calls with its queue."""
-    act = operations.act_of(name, route)
+    act = verb_calls.act_of(name, route)
 
     async def called(request: Request, given: dict[str, Any]) -> Response:
         gateway = request.app.state.gateway
@@ -241,12 +241,12 @@ def _described(verb: Verb, one: Route) -> dict[str, Any]:
             *({"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
               for name in re.findall(r"\{(\w+)\}", one.path)),
             *({"name": field.name, "in": "query", "required": field.needed, "description": field.about,
-               "schema": fields.schema(field)} for field in one.query),
+               "schema": request_fields.schema(field)} for field in one.query),
         ],
         "responses": {str(one.status): done, **{str(status): error for status in STATUSES}},
     }  # fmt: skip
     if one.method in ("POST", "PATCH", "PUT"):
-        content: dict[str, Any] = {"application/json": {"schema": fields.objects_schema(one.body)}}
+        content: dict[str, Any] = {"application/json": {"schema": request_fields.objects_schema(one.body)}}
         if one.takes_lines:
             content |= {JSON_LINES[0]: {"schema": {"type": "string"}}}
         found["requestBody"] = {

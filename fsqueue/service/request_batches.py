@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 import fsqueue
-from fsqueue.service import operations, update_requests
+from fsqueue.service import update_requests, verb_calls
 from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads, unanswered
 
@@ -224,7 +224,7 @@ def complete_alone(served: Served, name: str, given: Given, is_again: bool = Fal
     """Report the tasks of one request as done. `is_again`: they may have been completed for it a moment ago."""
     with served.queue(name) as queue:
         try:
-            return operations.complete(queue, given)
+            return verb_calls.complete(queue, given)
         except fsqueue.LeaseLost as error:
             if is_again and error.reason == fsqueue.LeaseLost.COMPLETED_BEFORE:
                 return {"completed": len(given["tasks"])}
@@ -251,7 +251,7 @@ def update(served: Served, given: Sequence[update_requests.RequestedUpdate]) -> 
     together: list[int] = []
     for place, (one, timeout_s) in enumerate(given):
         tasks = update_requests.tasks_in(one)
-        is_small = sum(len(operations) for operations in one.values()) <= OPERATIONS_MAX and timeout_s >= MERGED_S
+        is_small = sum(map(len, one.values())) <= OPERATIONS_MAX and timeout_s >= MERGED_S
         if is_small and named.isdisjoint(tasks) and all(insert["key"] is None for insert in one["inserts"]):
             named.update(tasks)
             together.append(place)

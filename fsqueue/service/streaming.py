@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import fsqueue
-from fsqueue.service import answers, bodies, faults, fields, request_batches, update_requests
+from fsqueue.service import answers, bodies, faults, request_batches, request_fields, update_requests
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField, Overloaded
 from fsqueue.service.lessees import AtOnce, Look
@@ -60,8 +60,8 @@ async def insert(request: Request, given: dict[str, Any]) -> Response:
 
 def task_in(sent: Any, where: str = "") -> fsqueue.Task:
     """Return the task that a JSON object describes; BadField."""
-    task = fields.given_in(TASK, sent, where)
-    payload = fields.payload_in(task, sent, where)
+    task = request_fields.given_in(TASK, sent, where)
+    payload = request_fields.payload_in(task, sent, where)
     return fsqueue.Task(payload, task["key"], task["priority"], task["delay_s"] or 0, task["available_at"])
 
 

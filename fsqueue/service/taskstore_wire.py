@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from fsqueue.service.answers import encoded
 from fsqueue.service.faults import BadField
-from fsqueue.service.fields import INT64, LIST_MAX
+from fsqueue.service.request_fields import INT64, LIST_MAX
 from fsqueue.service.taskstore import Add, Change, NumberedTask, Refused
 
 DurationUnit = Literal["auto", "ms", "ns"]

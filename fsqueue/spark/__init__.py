@@ -12,8 +12,8 @@ from fsqueue.errors import FsqueueError
 if TYPE_CHECKING:
     from fsqueue.spark.jobs.audit import AuditReport, audit
     from fsqueue.spark.jobs.drain import DrainReport, drain, results
-    from fsqueue.spark.jobs.page import QueueReport
     from fsqueue.spark.jobs.report import report
+    from fsqueue.spark.jobs.report_page import QueueReport
     from fsqueue.spark.jobs.requeue import requeue
     from fsqueue.spark.seeding import SeedReport, seed
     from fsqueue.spark.sessions import register

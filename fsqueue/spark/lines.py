@@ -26,7 +26,7 @@ from fsqueue.format.uniform import paused_collector
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.spark.columnar import TIMES
 from fsqueue.spark.cutting import Cutter, Sorter, buffers, texts_of, with_priorities
-from fsqueue.spark.encoding import Encoder, contains, counted_in_part, payload_fields
+from fsqueue.spark.stored_columns import Encoder, contains, counted_in_part, payload_fields
 
 FLOATS = (types.FloatType, types.DoubleType)
 NOT_FINITE = (b'"NaN"', b'"Infinity"', b'"-Infinity"')

@@ -23,9 +23,9 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from fsqueue.errors import InvalidTask
-from fsqueue.spark import byarrow, columnar, uniform
-from fsqueue.spark.encoding import contains
+from fsqueue.spark import arrow_json, columnar, one_shape
 from fsqueue.spark.options import FAIL
+from fsqueue.spark.stored_columns import contains
 
 PREFIX, SUFFIX = b'{"payload":', b"}\n"
 """What stands before and after a payload in a task file's line, where it stands alone."""
@@ -72,12 +72,12 @@ class Parser:
         fields = [field for field in kind.fields if field.name != self.corrupt] if _is_struct(kind) else []
         self.kind = types.StructType(fields) if _is_struct(kind) else kind
         self.inner = pa.struct([field for field in arrow if field.name != self.corrupt]) if _is_struct(kind) else arrow
-        self.carrier = byarrow.carrier_of(self.kind, self.inner)
+        self.carrier = arrow_json.carrier_of(self.kind, self.inner)
         self.is_columnar = self.carrier is None and columnar.is_known(self.kind)
         carried = self.inner if self.is_columnar else self.carrier
-        self.carried = carried if carried is not None and uniform.is_known(carried) else None
-        """What `uniform` parses payloads as; None: it does not know the type."""
-        self.maps = byarrow.Maps(self.kind, self.inner) if byarrow.has_maps(self.kind, self.inner) else None
+        self.carried = carried if carried is not None and one_shape.is_known(carried) else None
+        """What `one_shape` parses payloads as; None: it does not know the type."""
+        self.maps = arrow_json.Maps(self.kind, self.inner) if arrow_json.has_maps(self.kind, self.inner) else None
         self.convert = _converter(self.kind)
         self.loads: Callable[[bytes], Any] = orjson.loads
         if contains(kind, (types.DecimalType,)):  # whose digits a float would not keep
@@ -95,7 +95,7 @@ class Parser:
 
     def _at_once(self, content: bytes, count: int) -> pa.Array | None:
         try:
-            found = uniform.parse(content, self.carried, count) if self.carried is not None else None
+            found = one_shape.parse(content, self.carried, count) if self.carried is not None else None
             if found is not None:
                 pass
             elif self.is_columnar:
@@ -103,7 +103,7 @@ class Parser:
                 if found is None or len(found) != count:
                     found = columnar.parse(content, self.kind, self.inner)
             elif self.carrier is not None:
-                found = byarrow.parse(content, self.carrier)
+                found = arrow_json.parse(content, self.carrier)
             else:
                 return None
             return found.cast(self.inner) if len(found) == count else None

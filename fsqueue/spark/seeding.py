@@ -14,7 +14,7 @@ from fsqueue.errors import InvalidArgument, QueueNotFound
 from fsqueue.format.models import AsDict, CommitReport
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.queue import Queue
-from fsqueue.spark import encoding, keyed, options
+from fsqueue.spark import keyed_rows, options, stored_columns
 from fsqueue.spark.sessions import register, spark_errors
 from fsqueue.spark.writing import open_queue
 from fsqueue.storage import commits
@@ -98,7 +98,7 @@ def seed(
         if value is not None:
             given[option] = str(value)
     wanted = options.writing(given)
-    encoding.check(wanted, df.schema)
+    stored_columns.check(wanted, df.schema)
     if wanted.key is not None:
         return _insert_keyed(_needed(df, wanted), wanted)
     name = commit or f"spark-{uuid4()}"
@@ -124,10 +124,10 @@ def seed(
 
 
 def _insert_keyed(rows: DataFrame, wanted: options.WriteOptions) -> SeedReport:
-    insert = keyed.CountedInsert(encoding.Encoder(wanted, rows.schema))
+    insert = keyed_rows.CountedInsert(stored_columns.Encoder(wanted, rows.schema))
     open_queue(wanted)
     with spark_errors():
-        done = keyed.total(rows.mapInArrow(insert, keyed.COUNTS).collect())
+        done = keyed_rows.total(rows.mapInArrow(insert, keyed_rows.COUNTS).collect())
     return SeedReport(None, done.inserted, 0, 0, False, done.taken)
 
 
@@ -144,7 +144,7 @@ def payload_type(wanted: options.WriteOptions, schema: types.StructType) -> type
     """Return the type of what becomes the payload."""
     if wanted.payload is not None:
         return schema[wanted.payload].dataType
-    return types.StructType(encoding.payload_fields(wanted, schema))
+    return types.StructType(stored_columns.payload_fields(wanted, schema))
 
 
 def lines_of(df: DataFrame, wanted: options.WriteOptions, kind: types.DataType) -> DataFrame:
@@ -161,7 +161,7 @@ def lines_of(df: DataFrame, wanted: options.WriteOptions, kind: types.DataType) 
     text = functions.to_json(functions.struct(payload.alias("payload")), TO_JSON).alias("text")
     made = df.toDF(*names).select(*names, text)
     line = functions.concat(functions.col("text"), functions.lit("\n"))
-    if encoding.contains(kind, (types.StringType,)):
+    if stored_columns.contains(kind, (types.StringType,)):
         is_replaced = functions.contains(functions.col("text"), functions.lit("\ufffd"))
         is_sound = functions.is_valid_utf8(payload.cast("string"))
         line = functions.when(is_replaced & ~is_sound, functions.raise_error(functions.lit(NO_UTF8))).otherwise(line)

@@ -50,7 +50,7 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer that inserts rows as tasks: all of them at one instant, or one by one if they have keys."""
-        from fsqueue.spark import keyed, options, tables, writing
+        from fsqueue.spark import keyed_rows, options, tables, writing
 
         given = tables.options_of(self.options, schema)
         if "path" not in self.options and "path" in given:
@@ -58,7 +58,7 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
             given = {**dict(self.options), "path": given["path"]}
         wanted = options.writing(given)
         if wanted.key is not None:
-            return keyed.KeyedWriter(wanted, schema, overwrite)
+            return keyed_rows.KeyedWriter(wanted, schema, overwrite)
         kind = tables.TableWriter if tables.is_insertion(wanted, schema) else writing.FsqueueWriter
         return kind(wanted, schema, overwrite)
 
@@ -70,8 +70,8 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return a writer that inserts each micro-batch at one instant, exactly once; or rows with keys one by one."""
-        from fsqueue.spark import keyed, options, writing
+        from fsqueue.spark import keyed_rows, options, writing
 
         wanted = options.writing(self.options)
-        kind = writing.FsqueueStreamWriter if wanted.key is None else keyed.KeyedStreamWriter
+        kind = writing.FsqueueStreamWriter if wanted.key is None else keyed_rows.KeyedStreamWriter
         return kind(wanted, schema, overwrite)

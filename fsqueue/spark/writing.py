@@ -27,8 +27,8 @@ from fsqueue.format.priority import LAST
 from fsqueue.interruptions import suppress
 from fsqueue.protocol.encoding import OPEN_BATCHES_MAX, Encoded, SortWindow, When, share
 from fsqueue.queue import Queue
-from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
+from fsqueue.spark.stored_columns import Encoder
 from fsqueue.storage import commits
 
 if TYPE_CHECKING:

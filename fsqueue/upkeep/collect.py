@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import Filesystem, PassingOverStrays, results, trees
+from fsqueue.filesystem import Filesystem, PassingOverStrays, result_paths, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
@@ -40,7 +40,7 @@ from fsqueue.storage import (
 from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import decision_files, doctorplaces, erasing, key_files, number_files, trash
+from fsqueue.upkeep import decision_files, doctorplaces, key_files, number_files, payload_erasure, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 
 logger = logging.getLogger("fsqueue")
@@ -107,7 +107,7 @@ def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     generations(store, report)
     if keep.history_days is not None:
         _history(store, keep.history_days, report)
-    erasing.erase(store, report)
+    payload_erasure.erase(store, report)
     _payloads(store, keep, report)
     report.trash_reaped = trash.reap_own(store.fs, store.path, store.queue_state.id)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
@@ -484,7 +484,7 @@ def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
 def reap_results(store: Store) -> int:
     """Remove what this user's killed workers left of results, on any host; how many private directories went."""
     try:
-        return results.reap(store.fs, store.layout.results, store.clock.now_ms() / 1000)
+        return result_paths.reap(store.fs, store.layout.results, store.clock.now_ms() / 1000)
     except OSError as error:
         let_out(error)
         logger.warning("what killed workers left in %s could not be reaped: %s", store.layout.results, error)

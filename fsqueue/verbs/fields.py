@@ -12,7 +12,7 @@ SECONDS_MAX = 9_999_999_999.0
 
 
 class Field(NamedTuple):
-    """A field of a body or of a query. `fsqueue.service.fields` checks and describes it.
+    """A field of a body or of a query. `fsqueue.service.request_fields` checks and describes it.
 
     `least`, `most`: of a number its bounds, of a text how many characters, of a list how many items. `of`: the fields
     of an object, or of each object in a list. `choices`: the texts that there are.

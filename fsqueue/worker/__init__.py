@@ -1,7 +1,7 @@
 """The work loop: commands or Python functions for the tasks of queues (docs/decisions/0011-the-worker.md).
 
 `loop` decides; what may block is done beside it: `feeding` leases, `settling` ends and renews leases, `output` writes
-what commands print. `commands`, `processes` and `threads` do the tasks.
+what commands print. `commands`, `child_processes` and `handler_threads` do the tasks.
 """
 
 from __future__ import annotations

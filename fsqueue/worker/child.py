@@ -25,8 +25,8 @@ import orjson
 
 from fsqueue.errors import FsqueueError, in_unicode
 from fsqueue.format.models import Used
-from fsqueue.worker import handlers, wire
-from fsqueue.worker.answers import ANSWER_BYTES_MAX, RING_AFTER, RING_S, Answers
+from fsqueue.worker import child_messages, handlers
+from fsqueue.worker.answer_memory import ANSWER_BYTES_MAX, RING_AFTER, RING_S, Answers
 from fsqueue.worker.marks import STOPPING_AT, Flags, Marker, flags
 
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +41,7 @@ def main() -> None:
         os.set_inheritable(fd, False)  # what the handler starts must not keep them
     end = socket.socket(fileno=ours)
     teller = _Teller(end, memory)
-    first = wire.receive(end)
+    first = child_messages.receive(end)
     if first is None or first.body is None:
         return  # the parent is gone
     setup = json.loads(first.body)
@@ -55,12 +55,12 @@ def main() -> None:
         way = handlers.Way(handler)
     except BaseException as error:
         why = str(error) if isinstance(error, FsqueueError) else handlers.describe(error)
-        wire.send(end, 0, "", orjson.dumps(in_unicode(why)))
+        child_messages.send(end, 0, "", orjson.dumps(in_unicode(why)))
         return
     handlers.is_loading = False
     _flush()
     marker.ended(0)
-    wire.send(end, 0, "", orjson.dumps(""))
+    child_messages.send(end, 0, "", orjson.dumps(""))
     _serve(teller, shared, marker, handler, way)
 
 
@@ -74,22 +74,22 @@ class _Teller:
         """Number of answers that the worker was not told of."""
         self._rung_at = -math.inf
 
-    def receive(self) -> wire.Message | None:
+    def receive(self) -> child_messages.Message | None:
         """Wait for the next task; None if there is none any more. Nothing is left untold meanwhile."""
         if self._untold:
             try:
-                return wire.receive(self._end, socket.MSG_DONTWAIT)
+                return child_messages.receive(self._end, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._ring()
-        return wire.receive(self._end)
+        return child_messages.receive(self._end)
 
     def answer(self, number: int, task: str, body: bytes) -> None:
         """Tell how a task has ended: soon, or at once if that was not done for a while."""
-        answer = wire.packed(number, task, body)
+        answer = child_messages.packed(number, task, body)
         if len(answer) > ANSWER_BYTES_MAX:
             if self._untold:
                 self._ring()
-            wire.send(self._end, number, task, body)
+            child_messages.send(self._end, number, task, body)
             return
         self._answers.put(answer)
         self._untold += 1
@@ -99,7 +99,7 @@ class _Teller:
 
     def _ring(self) -> None:
         self._untold, self._rung_at = 0, time.monotonic()
-        wire.send(self._end, self._answers.count, "", b"")
+        child_messages.send(self._end, self._answers.count, "", b"")
 
 
 def _serve(teller: _Teller, shared: Flags, marker: Marker, handler: Any, way: handlers.Way) -> None:
@@ -112,7 +112,7 @@ def _serve(teller: _Teller, shared: Flags, marker: Marker, handler: Any, way: ha
     while message := teller.receive():
         if message.body is None:  # end: the parent replaces this process by one that has descriptors again
             raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
-        attempt, queue, payload = wire.decode_task(message.body)
+        attempt, queue, payload = child_messages.decode_task(message.body)
         task = functools.partial(handlers.TaskAtHand, message.task, attempt, queue, should_stop)
         began = meter.begin(clock())
         verb, value = handlers.execute(handler, way, payload, task)
@@ -120,7 +120,7 @@ def _serve(teller: _Teller, shared: Flags, marker: Marker, handler: Any, way: ha
         seconds, used = ended - began, meter.end(ended)
         _flush()
         marker.ended(message.number)
-        teller.answer(message.number, message.task, wire.encode_answer(verb, value, seconds, used))
+        teller.answer(message.number, message.task, child_messages.encode_answer(verb, value, seconds, used))
 
 
 def _flush() -> None:

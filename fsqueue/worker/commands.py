@@ -22,7 +22,7 @@ from fsqueue import errors
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import idle_files, program_fault
 from fsqueue.filesystem.outputs import open_nothing, write_all
-from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
+from fsqueue.filesystem.result_paths import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result, is_kept_exactly
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs

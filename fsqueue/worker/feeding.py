@@ -15,10 +15,10 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound, said
 from fsqueue.filesystem import resources
-from fsqueue.groups.drained import Elsewhere
+from fsqueue.groups.drain_check import Elsewhere
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, SeveralRoots, Watch

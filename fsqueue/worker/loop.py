@@ -20,7 +20,7 @@ from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import resources
 from fsqueue.format.wording import counted, duration
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import inserts, sources, updating
+from fsqueue.worker import completion_updates, inserts, sources
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
@@ -557,7 +557,7 @@ class Loop:
             self._outbox.append(Outcome(task, "release"))
         elif job.doomed == "timeout":
             self._failed(job, "fail", value if verb == "fail" and value else job.why, seconds)
-        elif verb == "then" and not updating.is_of_group(task.queue):
+        elif verb == "then" and not completion_updates.is_of_group(task.queue):
             self._failed(job, "fail", f"fsqueue.Then: {task.queue.path} {_NO_GROUP}", seconds)
         elif verb in ("complete", "then"):
             result, following = value if verb == "then" else (value, inserts.NONE)

@@ -7,7 +7,7 @@ import time
 from typing import Any, Protocol, runtime_checkable
 
 from fsqueue.format.layout import Settings
-from fsqueue.groups.drained import Elsewhere
+from fsqueue.groups.drain_check import Elsewhere
 from fsqueue.leased_task import LeasedTask
 
 LOOK_S = 2.0

@@ -33,7 +33,7 @@ from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import outcomes
-from fsqueue.worker import updating
+from fsqueue.worker import completion_updates
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.inserts import NONE, Inserts
 from fsqueue.worker.jobs import Job
@@ -243,7 +243,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
     numbers = _Numbers()
     following = [outcome for outcome in outcomes if outcome.inserts.each]
     others = [outcome for outcome in outcomes if not outcome.inserts.each]  # now: what is refused has none afterwards
-    for mine in updating.grouped(following):
+    for mine in completion_updates.grouped(following):
         yield mine[0].task.queue, "complete", None, mine
     for outcome in others:
         if outcome.verb in ("release", "complete"):
@@ -263,7 +263,7 @@ def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
     tasks = [outcome.task for outcome in mine]
     try:
         if mine[0].inserts.each:
-            return _settle_refused(mine, updating.complete_and_insert(mine))
+            return _settle_refused(mine, completion_updates.complete_and_insert(mine))
         if verb == "release":
             queue.release(tasks, delay_s or 0)
         elif verb == "fail":

@@ -13,9 +13,9 @@ from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueCl
 from fsqueue.filesystem import resources
 from fsqueue.format import layout
 from fsqueue.format.layout import Settings
-from fsqueue.groups.drained import GroupDrainCheck, Source, source_of
+from fsqueue.groups.drain_check import GroupDrainCheck, Source, source_of
 from fsqueue.groups.queue import GroupQueue
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.leased_task import Verbs
 from fsqueue.queue import Queue
 from fsqueue.storage.store import Store

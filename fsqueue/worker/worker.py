@@ -16,23 +16,23 @@ from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
-from fsqueue.filesystem.results import ResultFiles
+from fsqueue.filesystem.result_paths import ResultFiles
 from fsqueue.format import names
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.queue import Queue
-from fsqueue.worker import devices, handlers, placeholders, reclaiming, scripts, shortages, updating
+from fsqueue.worker import completion_updates, devices, handlers, placeholders, reclaiming, scripts, shortages
+from fsqueue.worker.child_processes import Children
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
+from fsqueue.worker.handler_threads import WARNING, Threads
 from fsqueue.worker.jobs import Executor, How
 from fsqueue.worker.limits import FAILURES_FIRST, Limits
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
-from fsqueue.worker.processes import Children
 from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.report import Event, Tell, WorkerReport, nobody
 from fsqueue.worker.sources import Away, sources_of
 from fsqueue.worker.spawning import ProcessExecutor
-from fsqueue.worker.threads import WARNING, Threads
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
@@ -308,7 +308,7 @@ class Worker:
                 "(--result-stdout) or then (--then). With then, write the result to the file FSQUEUE_RESULT."
             )
         for source in self._queues.given if self._queues.remote is None else [self._queues.remote]:
-            if not updating.is_of_group(source):
+            if not completion_updates.is_of_group(source):
                 path = getattr(source, "path", source)
                 raise InvalidArgument(
                     f"{path} is no queue of a group, and only these have a next one. Make a group "

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from fsqueue_cli.main import cli
 
 from fsqueue import FsqueueError, Group, NotAQueue, Worker
-from fsqueue.groups.numbers import NewNumber
+from fsqueue.groups.task_numbers import NewNumber
 from tests.adversary.acts import exchange
 from tests.adversary.arena import ADVERSARY, ENDS, PATIENCE_S, VICTIM, become, interpreter
 from tests.adversary.arena import GROUP as MEMBERS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Group, Queue
-from fsqueue.groups.drained import GroupDrainCheck
+from fsqueue.groups.drain_check import GroupDrainCheck
 from fsqueue.views.inspection import DrainCheck
 from tests.cli.conftest import Run, Spawn
 from tests.waiting import PATIENCE_S, until

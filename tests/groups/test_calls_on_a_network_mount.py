@@ -15,7 +15,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.mounts import Mount
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import ReplayState
-from fsqueue.groups.drained import GroupDrainCheck, source_of
+from fsqueue.groups.drain_check import GroupDrainCheck, source_of
 from fsqueue.storage import listing
 from fsqueue.storage.store import Store
 

@@ -13,7 +13,7 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, GroupNotFound, Queue, UpdateConflict
-from fsqueue.groups.numbers import NewNumber
+from fsqueue.groups.task_numbers import NewNumber
 from tests.concurrency.processes import children
 from tests.prepared import ByHand
 from tests.waiting import until_nothing_reaps

@@ -13,7 +13,7 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, LeasedTask, Queue, Then, Worker
-from fsqueue.groups.numbers import NewNumber
+from fsqueue.groups.task_numbers import NewNumber
 from fsqueue.worker.settling import Outcome, OutcomeReporter, adopt
 from tests.waiting import PATIENCE_S
 

@@ -16,7 +16,7 @@ from fsqueue.protocol import updates
 from fsqueue.storage import queue_changes
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.logs import Log
-from fsqueue.worker import inserts, updating
+from fsqueue.worker import completion_updates, inserts
 from tests.concurrency.books import clock_of_later
 from tests.concurrency.processes import together
 from tests.groups.test_updates import before
@@ -295,9 +295,12 @@ class _Done:
 def test_completions_that_insert_each_others_keys_are_told_one_after_the_other(group: Group) -> None:
     a, b, c = (leased(group, "fetch", key) for key in "abc")
     one, two, three = _Done(a, "b"), _Done(b, "a"), _Done(c, "d")
-    assert [[each.task.key for each in mine] for mine in updating.grouped([one, two, three])] == [["a"], ["b", "c"]]
-    for mine in updating.grouped([one, two, three]):
-        assert updating.complete_and_insert(mine) == {}
+    assert [[each.task.key for each in mine] for mine in completion_updates.grouped([one, two, three])] == [
+        ["a"],
+        ["b", "c"],
+    ]
+    for mine in completion_updates.grouped([one, two, three]):
+        assert completion_updates.complete_and_insert(mine) == {}
     assert sorted(waiting(group, "fetch")) == ["a", "d"], "b lived when a was done, and a had ended when b was"
 
 

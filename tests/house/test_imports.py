@@ -75,7 +75,7 @@ RARE = (
     "fsqueue.fsck", "fsqueue.service", "fsqueue.spark", "fsqueue.upkeep", "fsqueue.webpages", "fsqueue.worker",
 )  # fmt: skip
 """What a person asks for now and then, and what stands above a queue."""
-UNASKED = ("fsqueue.groups", "fsqueue.verbs", "fsqueue.views.activity", "fsqueue.views.results")
+UNASKED = ("fsqueue.groups", "fsqueue.verbs", "fsqueue.views.activity", "fsqueue.views.task_results")
 
 
 def modules_of(program: str) -> set[str]:

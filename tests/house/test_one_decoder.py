@@ -37,8 +37,8 @@ DECODERS = {
     "fsqueue/doctor/contests.py": "what its own process reports",
     "fsqueue/doctor/rendezvous.py": "what another doctor wrote",
     "fsqueue/worker/child.py": "messages between a worker and its children",
-    "fsqueue/worker/processes.py": "the same",
-    "fsqueue/worker/wire.py": "the same",
+    "fsqueue/worker/child_processes.py": "the same",
+    "fsqueue/worker/child_messages.py": "the same",
     "fsqueue/worker/handlers.py": "what it has encoded itself a line before",
     "cli/result_files.py": "rows that it has written itself into a temporary file",
     "fsqueue/format/wording.py": "a text in quotes, and nothing else",
@@ -48,7 +48,7 @@ DECODERS = {
     "fsqueue/spark/options.py": "the option `paths`, which Spark makes",
     "fsqueue/spark/parsing.py": "payloads that are in the queue",
     "fsqueue/spark/tables.py": "metadata of its own",
-    "fsqueue/spark/uniform.py": "lines of task files",
+    "fsqueue/spark/one_shape.py": "lines of task files",
 }
 """The modules that decode JSON, and whose. `user_json` is for all that users hand in: add no other way in here."""
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import fsqueue
-from fsqueue.service import fields, request_batches
+from fsqueue.service import request_batches, request_fields
 from fsqueue.service.faults import Overloaded, Unanswered
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.request_batches import AGAIN, ALONE, RequestBatches
@@ -215,7 +215,7 @@ BODY = next(route.body for verb, route in ROUTED if verb.name == "update")
 
 def update(**operations: Any) -> RequestedUpdate:
     """Return an update as its fields are checked."""
-    return RequestedUpdate(fields.given_in(BODY, operations), UPDATE_S)
+    return RequestedUpdate(request_fields.given_in(BODY, operations), UPDATE_S)
 
 
 def test_updates_together_happen_as_one(served: Served, group: fsqueue.Group) -> None:

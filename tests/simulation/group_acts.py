@@ -15,8 +15,8 @@ import orjson
 from fsqueue import Group, GroupNotFound, GroupQueue, LeasedTask
 from fsqueue.format import groups, names
 from fsqueue.format.layout import Settings
-from fsqueue.groups.drained import GroupDrainCheck
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.drain_check import GroupDrainCheck
+from fsqueue.groups.queue_selection import Selected
 from tests.simulation import invariants, relays
 from tests.simulation.books import END
 from tests.simulation.disk import Directory, File

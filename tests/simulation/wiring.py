@@ -26,8 +26,7 @@ from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.rooted import Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
-from fsqueue.groups import drained
-from fsqueue.groups import leasing as group_leasing
+from fsqueue.groups import drain_check, group_source
 from fsqueue.protocol import waiting
 from fsqueue.storage import absence, group_directory, nested, open_logs, queue_file, store
 from tests.garbage import collect_and_keep
@@ -367,7 +366,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (absence, "Filesystem", _filesystem),
     (group_directory, "Filesystem", _filesystem),
     (group_directory, "mount_of", _mount),
-    *((module, "Clock", lambda: me().clock) for module in (group_directory, waiting, drained, group_leasing)),
+    *((module, "Clock", lambda: me().clock) for module in (group_directory, waiting, drain_check, group_source)),
     *((module, "Entropy", lambda: me().entropy) for module in (group_directory, waiting)),
     (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),

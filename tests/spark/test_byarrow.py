@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types  # noqa: E402
 
-from fsqueue.spark import byarrow, columnar  # noqa: E402
+from fsqueue.spark import arrow_json, columnar  # noqa: E402
 from fsqueue.spark.columns import arrow_schema  # noqa: E402
 from fsqueue.spark.parsing import Parser  # noqa: E402
 
@@ -73,7 +73,7 @@ ROWS = st.fixed_dictionaries(
 @settings(deadline=None)
 @given(st.lists(st.lists(st.none() | ROWS, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_any_payloads_of_the_type(batches: list[list[Any]]) -> None:
-    maps = byarrow.Maps(KIND, ARROW)
+    maps = arrow_json.Maps(KIND, ARROW)
     for rows in batches:
         content = lines(rows)
         found = maps.parse(content)
@@ -101,8 +101,8 @@ MAP = types.MapType(types.StringType(), types.LongType())
 
 def parsed(*batches: list[Any]) -> list[Any]:
     """Return what one parser makes of record batches, each None or a list."""
-    maps = byarrow.Maps(MAP, pa.map_(pa.string(), pa.int64()))
-    assert byarrow.has_maps(MAP, maps.arrow)
+    maps = arrow_json.Maps(MAP, pa.map_(pa.string(), pa.int64()))
+    assert arrow_json.has_maps(MAP, maps.arrow)
     return [None if found is None else found.to_pylist() for found in map(maps.parse, map(lines, batches))]
 
 
@@ -114,7 +114,7 @@ def test_a_key_that_is_missing_is_told_from_one_that_is_null() -> None:
 
 
 def test_a_key_after_the_beginning_is_never_lost() -> None:
-    many = [{"x": 1}] * byarrow.SAMPLE_BYTES
+    many = [{"x": 1}] * arrow_json.SAMPLE_BYTES
     late = [*many, {"y": 2}]
     first, second, third = parsed(late, [{"x": 3, "y": 4}], late)
     assert first is None
@@ -125,17 +125,17 @@ def test_a_key_after_the_beginning_is_never_lost() -> None:
 def test_maps_of_many_keys_are_left_to_python_and_cost_little_memory() -> None:
     before = pa.total_allocated_bytes()
     pool = pa.default_memory_pool()
-    maps = byarrow.Maps(MAP, pa.map_(pa.string(), pa.int64()))
+    maps = arrow_json.Maps(MAP, pa.map_(pa.string(), pa.int64()))
     content = lines([{f"key {number}": number} for number in range(20_000)])
-    assert [maps.parse(content) for _ in range(byarrow.REFUSALS_MAX)] == [None] * byarrow.REFUSALS_MAX
+    assert [maps.parse(content) for _ in range(arrow_json.REFUSALS_MAX)] == [None] * arrow_json.REFUSALS_MAX
     assert pool.max_memory() - before < 200 << 20
 
 
 def test_what_never_fits_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [{"x": "text"}]
-    maps = byarrow.Maps(MAP, pa.map_(pa.string(), pa.int64()))
-    assert [maps.parse(lines(odd)) for _ in range(byarrow.REFUSALS_MAX)] == [None] * byarrow.REFUSALS_MAX
-    monkeypatch.setattr(byarrow, "_table", lambda *_: pytest.fail("it was tried again"))
+    maps = arrow_json.Maps(MAP, pa.map_(pa.string(), pa.int64()))
+    assert [maps.parse(lines(odd)) for _ in range(arrow_json.REFUSALS_MAX)] == [None] * arrow_json.REFUSALS_MAX
+    monkeypatch.setattr(arrow_json, "_table", lambda *_: pytest.fail("it was tried again"))
     assert maps.parse(lines(odd)) is None
 
 
@@ -151,11 +151,11 @@ def test_an_odd_payload_is_refused(odd: Any, at: int) -> None:
     "line", [b'{"payload":{"x":1,"x":2}}', b'{"payload":{"x":1}', b'{"payload":{"x":1}} {}', b"[]"]
 )
 def test_damage_is_refused_or_counted(line: bytes) -> None:
-    maps = byarrow.Maps(MAP, pa.map_(pa.string(), pa.int64()))
+    maps = arrow_json.Maps(MAP, pa.map_(pa.string(), pa.int64()))
     found = maps.parse(lines([{"x": 1}]) + line + b"\n" + lines([{"x": 1}]))
     assert found is None or len(found) != 3
 
 
 def test_maps_in_lists_are_left_to_python() -> None:
     inside = types.StructType().add("several", types.ArrayType(MAP))
-    assert not byarrow.has_maps(inside, pa.struct(list(arrow_schema(inside))))
+    assert not arrow_json.has_maps(inside, pa.struct(list(arrow_schema(inside))))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from fsqueue.spark import options, schemas, seed
 from fsqueue.spark.columns import arrow_schema
-from fsqueue.spark.encoding import Encoder
+from fsqueue.spark.stored_columns import Encoder
 
 LONG, TEXT = types.LongType(), types.StringType()
 

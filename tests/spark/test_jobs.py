@@ -21,7 +21,7 @@ from fsqueue import spark as jobs
 from fsqueue.spark.jobs import drain as drain_module
 from fsqueue.spark.jobs import report as report_module
 from fsqueue.spark.jobs.drain import Completer, _Drain
-from fsqueue.spark.jobs.places import Place
+from fsqueue.spark.jobs.output_directory import Place
 from tests.spark.drivers import square
 
 

@@ -17,7 +17,7 @@ from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge  # noqa: E
 from fsqueue.format.layout import Settings  # noqa: E402
 from fsqueue.protocol.encoding import NOW  # noqa: E402
 from fsqueue.spark import lines, options  # noqa: E402
-from fsqueue.spark.encoding import Encoder  # noqa: E402
+from fsqueue.spark.stored_columns import Encoder  # noqa: E402
 
 UTC = datetime.UTC
 FLOATS = types.StructType([types.StructField("x", types.ArrayType(types.DoubleType()))])

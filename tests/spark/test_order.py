@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from fsqueue.spark import keyed, schemas, seed, tables
+from fsqueue.spark import keyed_rows, schemas, seed, tables
 from fsqueue.spark.options import WriteOptions
 from tests.levels import each_once
 from tests.spark.test_stream import Stream, stream  # noqa: F401 - a fixture
@@ -291,7 +291,7 @@ def test_a_spark_task_that_is_repeated_inserts_what_is_missing(
 def test_many_keys_are_advised_against(
     spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keyed, "KEYS_ADVISED", 3)
+    monkeypatch.setattr(keyed_rows, "KEYS_ADVISED", 3)
     with caplog.at_level(logging.WARNING, "fsqueue"):
         seed(spark.range(3), str(queue.path), key="id")
         assert caplog.text == ""

@@ -19,7 +19,7 @@ import pytest
 from fsqueue.errors import FsqueueError
 from fsqueue.format.layout import Settings
 from fsqueue.spark.jobs import report as report_job
-from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
+from fsqueue.spark.jobs.report_page import QueueReport, QueueSummary, page
 from fsqueue.webpages import charts, rendering
 from tests.browser import CONTRASTS, CUT, OVERLAPS, SMALLEST, Browser, why_not
 

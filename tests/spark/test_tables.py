@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from fsqueue import spark as jobs
 from fsqueue.spark import options
-from fsqueue.spark.jobs.places import Place
+from fsqueue.spark.jobs.output_directory import Place
 from fsqueue.spark.options import directory
 
 TOP = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types  # noqa: E402
 
-from fsqueue.spark import byarrow, columnar, columns, uniform  # noqa: E402
+from fsqueue.spark import arrow_json, columnar, columns, one_shape  # noqa: E402
 from fsqueue.spark.columns import arrow_schema  # noqa: E402
 from fsqueue.spark.parsing import Parser  # noqa: E402
 
@@ -35,9 +35,9 @@ def row(number: int) -> dict[str, Any]:
 
 def test_what_is_uniform_is_parsed_as_arrow_parses_it() -> None:
     content = lines([row(number) for number in range(200)])
-    found = uniform.parse(content, KIND, 200)
+    found = one_shape.parse(content, KIND, 200)
     assert found is not None
-    assert found.equals(byarrow.parse(content, KIND))
+    assert found.equals(arrow_json.parse(content, KIND))
     found.validate(full=True)
 
 
@@ -49,9 +49,9 @@ def test_what_is_uniform_is_parsed_as_arrow_parses_it() -> None:
 )  # fmt: skip
 def test_any_values_of_a_shape(rows: list[dict[str, Any]], order: list[str]) -> None:
     content = lines([{name: one[name] for name in order} for one in rows])
-    found = uniform.parse(content, KIND, len(rows))
+    found = one_shape.parse(content, KIND, len(rows))
     assert found is not None
-    assert found.equals(byarrow.parse(content, KIND))
+    assert found.equals(arrow_json.parse(content, KIND))
 
 
 ODD = {
@@ -78,7 +78,7 @@ def test_one_line_of_another_shape_leaves_all_to_arrow(odd: str, at: int) -> Non
     rows[at] |= ODD[odd]
     if odd == "another order":
         rows[at] = dict(reversed(rows[at].items()))
-    assert uniform.parse(lines(rows), KIND, 10) is None
+    assert one_shape.parse(lines(rows), KIND, 10) is None
 
 
 def nested(number: int) -> dict[str, Any]:
@@ -120,16 +120,16 @@ def one_by_one(content: bytes) -> Any:
 
 def test_lists_maps_and_structs_of_one_shape_are_parsed_together() -> None:
     content = lines([nested(number) for number in range(200)])
-    found = uniform.parse(content, ARROW, 200)
+    found = one_shape.parse(content, ARROW, 200)
     assert found is not None
     found.validate(full=True)
     assert found.equals(one_by_one(content).column)
 
 
 def test_they_are_converted_by_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (byarrow, columnar):
+    for module in (arrow_json, columnar):
         monkeypatch.setattr(module, "parse", lambda *_: pytest.fail("the payloads were parsed in another way"))
-    monkeypatch.setattr(byarrow, "_table", lambda *_: pytest.fail("the payloads were parsed as structs"))
+    monkeypatch.setattr(arrow_json, "_table", lambda *_: pytest.fail("the payloads were parsed as structs"))
     found = Parser(NESTED, ARROW, "PERMISSIVE", "_corrupt_record").parse([lines([nested(1)]), lines([nested(2)])], 2)
     assert found.unfit is None
     assert found.column[1].as_py()["numbers"] == [2, 3, 14]
@@ -155,16 +155,16 @@ ODD_NESTED: dict[str, Any] = {
 def test_one_payload_of_another_shape_leaves_all_to_others(odd: str, at: int) -> None:
     rows = [nested(number) for number in range(10)]
     rows[at] |= ODD_NESTED[odd]
-    assert uniform.parse(lines(rows), ARROW, 10) is None
+    assert one_shape.parse(lines(rows), ARROW, 10) is None
 
 
 def test_shapes_that_are_too_large_are_left_to_others() -> None:
     kind = pa.struct([("n", pa.list_(pa.int64()))])
-    assert uniform.parse(lines([{"n": [1] * uniform.SLOTS_MAX}]), kind, 1) is not None
-    assert uniform.parse(lines([{"n": [1] * (uniform.SLOTS_MAX + 2)}]), kind, 1) is None
-    assert uniform.parse(lines([{"other": [{}] * 1_000_000, "n": [1]}]), kind, 1) is None
+    assert one_shape.parse(lines([{"n": [1] * one_shape.SLOTS_MAX}]), kind, 1) is not None
+    assert one_shape.parse(lines([{"n": [1] * (one_shape.SLOTS_MAX + 2)}]), kind, 1) is None
+    assert one_shape.parse(lines([{"other": [{}] * 1_000_000, "n": [1]}]), kind, 1) is None
     deep = b'{"payload":{"n":[1],"deep":' + b"[" * 900 + b"1" + b"]" * 900 + b"}}\n"
-    assert uniform.parse(deep, kind, 1) is None
+    assert one_shape.parse(deep, kind, 1) is None
 
 
 @pytest.mark.parametrize("text", [b"\\", b"\\q", b"\\u0041", b"\\ud83d", b'a\\"\\', b"a\\\\\\"])
@@ -173,7 +173,7 @@ def test_escapes_that_are_damaged_are_not_taken_for_any(text: bytes) -> None:
     for field in (b"s", b"more"):
         place = sound.rindex(b'"%s":"' % field) + len(field) + 4
         end = sound.index(b'"', place)
-        assert uniform.parse(sound[:place] + text + sound[end:], KIND, 2) is None
+        assert one_shape.parse(sound[:place] + text + sound[end:], KIND, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_numbers_that_are_no_json_are_not_taken_for_any(field: str, number: str)
     sound = lines([row(1), row(1)])
     place = sound.rindex(b'"%s":' % field.encode()) + 4
     end = sound.index(b",", place)
-    assert uniform.parse(sound, KIND, 2) is not None
-    assert uniform.parse(sound[:place] + number.encode() + sound[end:], KIND, 2) is None
+    assert one_shape.parse(sound, KIND, 2) is not None
+    assert one_shape.parse(sound[:place] + number.encode() + sound[end:], KIND, 2) is None
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -222,9 +222,9 @@ def test_damage_is_never_parsed_into_anything_else(is_nested: bool) -> None:
             what = chance.choice([b"", bytes(damaged[at : at + 1]) * 2, bytes([chance.choice(b'"{}[]:,\n 0-e.an\\')])])
             damaged[at : at + 1] = what
         content = bytes(damaged)
-        found = uniform.parse(content, ARROW if is_nested else KIND, 4) if columns.is_text(content) else None
+        found = one_shape.parse(content, ARROW if is_nested else KIND, 4) if columns.is_text(content) else None
         if found is not None:
             kept += 1
-            expected = columnar.parse(content, NESTED, ARROW) if is_nested else byarrow.parse(content, KIND)
+            expected = columnar.parse(content, NESTED, ARROW) if is_nested else arrow_json.parse(content, KIND)
             assert found.equals(expected), content
     assert 0 < kept < 4000

@@ -16,7 +16,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format.groups import BELL_BYTES, BELLS, BELLS_BYTES, bell_of, bells_file
 from fsqueue.format.names import queue_directory
 from fsqueue.groups import members
-from fsqueue.groups.leasing import GroupSource
+from fsqueue.groups.group_source import GroupSource
 from fsqueue.storage import bells
 from fsqueue.storage.bells import Bells, GroupDoorbell
 from fsqueue.storage.listening import Doorbell

@@ -24,7 +24,7 @@ from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.spark import views as spark_views
 from fsqueue.storage import history, payloads
 from fsqueue.storage.journals import Journal
-from fsqueue.upkeep import erasing
+from fsqueue.upkeep import payload_erasure
 from fsqueue.views import outcomes
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
 
@@ -231,10 +231,10 @@ def test_on_a_network_mount_the_history_of_today_is_erased_tomorrow(
     queue.change_settings(keep_payloads=0)
     monkeypatch.setattr(queue.store.fs, "shared", True)
     report = GcReport()
-    erasing.erase(queue.store, report)
+    payload_erasure.erase(queue.store, report)
     assert (report.payload_files_erased, readable(Queue(queue.path))) == (0, [])
     clock.advance(DAY_S)
-    erasing.erase(queue.store, report)
+    payload_erasure.erase(queue.store, report)
     assert report.payload_files_erased == 1
     assert b"secret" not in on_disk(queue)
 
@@ -394,7 +394,7 @@ def looked_into(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     with monkeypatch.context() as patched:
         patched.setattr(Filesystem, "look", look)
-        erasing.erase(queue.store, GcReport())
+        payload_erasure.erase(queue.store, GcReport())
     return sorted(found)
 
 
@@ -474,7 +474,7 @@ def test_a_look_that_another_change_of_the_setting_overtakes_says_nothing(
         at_noon.advance(5)
     record = erased_record(10, state.limited_at or 0, at_noon.now_ms())
     if line == "settings":
-        erasing._record(slow.store, state, record, set())
+        payload_erasure._record(slow.store, state, record, set())
         assert b"erased" not in (queue.path / "queue.jsonl").read_bytes()
     else:  # it was written all the same: as by a process that had lost its lock
         with (queue.path / "queue.jsonl").open("ab") as file:
@@ -487,7 +487,7 @@ def test_a_look_that_could_not_read_all_is_repeated(
     queue_factory: QueueFactory, at_noon: ManualClock, monkeypatch: pytest.MonkeyPatch, way: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(payloads, "WHOLE_BYTES", 1 if way == "a stray" else 1 << 30)
-    monkeypatch.setattr(erasing, "WAIT_S", 0.0)
+    monkeypatch.setattr(payload_erasure, "WAIT_S", 0.0)
     queue, _ = over_days(queue_factory, at_noon, 2)
     queue.change_settings(keep_payloads=0)
     path = min(base_of(queue).glob("payloads/*/*" if way == "a stray" else "history/*/*"))
@@ -500,7 +500,7 @@ def test_a_look_that_could_not_read_all_is_repeated(
         else:
             os.link(path, tmp_path / "second")
         for _ in range(2):
-            erasing.erase(queue.store, GcReport())
+            payload_erasure.erase(queue.store, GcReport())
             assert Queue(queue.path).store.queue_state.erased_at is None
     if way == "a stray":
         path.unlink()
@@ -508,7 +508,7 @@ def test_a_look_that_could_not_read_all_is_repeated(
     elif way == "a second name":
         (tmp_path / "second").unlink()
     report = GcReport()
-    erasing.erase(queue.store, report)
+    payload_erasure.erase(queue.store, report)
     assert report.payload_files_erased >= 1
     assert Queue(queue.path).store.queue_state.erased_at == at_noon.now_ms()
     assert b"secret" not in on_disk(queue)
@@ -528,11 +528,11 @@ def test_whatever_step_a_look_dies_at_the_next_one_erases_all(
         queue.change_settings(keep_payloads=10)
         return queue
 
-    for where, queue in crashes(build, lambda worker: erasing.erase(worker.store, GcReport()), at_noon):
+    for where, queue in crashes(build, lambda worker: payload_erasure.erase(worker.store, GcReport()), at_noon):
         is_recorded = Queue(queue.path).store.queue_state.erased_at is not None
         kept = [path.read_bytes() for part in ("payloads", "history") for path in base_of(queue).glob(f"{part}/*/*")]
         assert not (is_recorded and b"secret" in b"".join(kept)), where
-        erasing.erase(Queue(queue.path, clock=at_noon).store, GcReport())
+        payload_erasure.erase(Queue(queue.path, clock=at_noon).store, GcReport())
         kept = [path.read_bytes() for part in ("payloads", "history") for path in base_of(queue).glob(f"{part}/*/*")]
         assert b"secret" not in b"".join(kept), where
         assert Queue(queue.path).store.queue_state.erased_at is not None, where

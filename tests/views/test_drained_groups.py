@@ -19,9 +19,9 @@ import fsqueue
 from fsqueue import Group, Queue, administration
 from fsqueue.clock import ManualClock
 from fsqueue.format.names import QueueDirectory
-from fsqueue.groups import drained
-from fsqueue.groups.drained import GroupDrainCheck
-from fsqueue.groups.selection import Selected
+from fsqueue.groups import drain_check
+from fsqueue.groups.drain_check import GroupDrainCheck
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.storage.group_directory import DirectoryStamp, GroupDirectory
 from fsqueue.worker.sources import sources_of
 from tests.views.test_drained import waits
@@ -211,7 +211,7 @@ def test_a_deletion_in_the_tick_of_the_first_look_shows(
 ) -> None:
     """The directory is stamped by a clock that ticks seldom. Time passes by the pauses of the look alone."""
     clock = ManualClock(1_800_000_000.015)
-    monkeypatch.setattr(drained, "Clock", lambda: clock)
+    monkeypatch.setattr(drain_check, "Clock", lambda: clock)
     task = Comings(tmp_path / "group")
     changed_ns = 0
 

@@ -11,7 +11,7 @@ from fsqueue import InvalidArgument, Queue, QueuePurged, Result
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.storage import payloads
-from fsqueue.views import results
+from fsqueue.views import task_results
 from fsqueue.views.finished import FinishedBatch
 from tests.support import QueueFactory
 
@@ -194,7 +194,7 @@ def test_what_finishes_while_it_is_read_comes_once(q: Queue, clock: ManualClock)
 
 @pytest.mark.batched
 def test_many_dead_letters_come_some_at_a_time(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "LETTERS_AT_ONCE", 2)
+    monkeypatch.setattr(task_results, "LETTERS_AT_ONCE", 2)
     given = {q.insert({"x": x}, key=f"k{x}").id: f"k{x}" for x in range(5)}
     for task in q.lease(5):
         task.bury("no")

@@ -19,7 +19,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions, movements, names
 from fsqueue.format.decisions import DecisionState
 from fsqueue.format.replay import COMPLETED, LEASED, SKIPPED
-from fsqueue.groups.drained import GroupDrainCheck
+from fsqueue.groups.drain_check import GroupDrainCheck
 from fsqueue.spark.views import attempts_of
 from fsqueue.storage import decided, group_directory, history, listing, store
 from fsqueue.storage import decisions as stored

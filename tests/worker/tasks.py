@@ -162,9 +162,9 @@ def gated(payload: Any) -> Any:
 
 def misattributes(payload: Any) -> Any:
     """Answer as a process would that has lost count of its tasks: for another task than the one at hand."""
-    from fsqueue.worker import wire
+    from fsqueue.worker import child_messages
 
-    real = wire.send
+    real = child_messages.send
 
     def send(end: Any, number: int, task: str, body: bytes, flags: int = 0) -> None:
         real(end, number + payload["off"], task + payload["other"], payload["garbage"].encode() or body, flags)
@@ -172,17 +172,17 @@ def misattributes(payload: Any) -> Any:
     def packed(number: int, task: str, body: bytes) -> bytes:
         return pack(number + payload["off"], task + payload["other"], payload["garbage"].encode() or body)
 
-    pack = wire.packed
-    wire.packed, wire.send = packed, send
+    pack = child_messages.packed
+    child_messages.packed, child_messages.send = packed, send
     return payload["n"]
 
 
 def dies_as_it_answers(payload: Any) -> Any:
     """Wait for the gate; then have this process die at a step of its answer, or tell nothing until it waits."""
-    from fsqueue.worker import answers, child
+    from fsqueue.worker import answer_memory, child
 
     child.RING_S, child.RING_AFTER = 1e6, 1 << 20
-    step, count = payload.get("dies"), answers._COUNT
+    step, count = payload.get("dies"), answer_memory._COUNT
 
     def die(*given: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -200,7 +200,7 @@ def dies_as_it_answers(payload: Any) -> Any:
                 die()
             if step == "garbled":
                 given[0][64:] = bytes(len(given[0]) - 64)
-                answers._COUNT = count
+                answer_memory._COUNT = count
                 child.RING_AFTER = 1
 
     if step == "not put":
@@ -217,7 +217,7 @@ def dies_as_it_answers(payload: Any) -> Any:
                 die()
 
         child.wire.send = dying
-    answers._COUNT = Counting  # type: ignore[assignment]
+    answer_memory._COUNT = Counting  # type: ignore[assignment]
     with open(payload["log"], "a") as file:
         file.write(f"{payload['n']}\n")
     if payload["n"] == 0:

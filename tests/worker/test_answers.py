@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.worker import answers
-from fsqueue.worker.answers import ANSWER_BYTES_MAX, SLOTS, Answers
+from fsqueue.worker import answer_memory
+from fsqueue.worker.answer_memory import ANSWER_BYTES_MAX, SLOTS, Answers
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
@@ -23,7 +23,7 @@ from tests.worker.support import drained, in_background
 
 @pytest.fixture
 def both() -> Iterator[tuple[Answers, Answers]]:
-    fd = answers.make()
+    fd = answer_memory.make()
     child, worker = Answers(fd), Answers(fd)
     os.close(fd)
     yield child, worker
@@ -49,7 +49,7 @@ def test_what_is_not_all_there_is_no_answer(both: tuple[Answers, Answers]) -> No
     child, worker = both
     child.put(b"a" * ANSWER_BYTES_MAX)
     assert worker.next() == b"a" * ANSWER_BYTES_MAX
-    for at, garbage in ((answers._FIRST + 100, b"b"), (answers._FIRST, b"\xff\xff\xff\xff")):
+    for at, garbage in ((answer_memory._FIRST + 100, b"b"), (answer_memory._FIRST, b"\xff\xff\xff\xff")):
         kept = child._memory[at : at + len(garbage)]
         child._memory[at : at + len(garbage)] = garbage
         assert worker.next() is None
@@ -75,7 +75,7 @@ def test_a_child_that_dies_as_it_answers_takes_no_other_answer_with_it(
     queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """What it has counted counts, told of or not; what it has not received is done by the next one, once."""
-    monkeypatch.setattr(answers, "LOOK_S", 1e6)  # the death alone has the worker look
+    monkeypatch.setattr(answer_memory, "LOOK_S", 1e6)  # the death alone has the worker look
     log, go = tmp_path / "log", tmp_path / "go"
     queue = queue_factory(lease_s=60, max_attempts=1)
     payloads: list[dict[str, Any]] = [{"n": n, "log": str(log), "go": str(go)} for n in range(9)]
@@ -109,7 +109,7 @@ def test_what_was_answered_before_a_long_task_is_told_while_that_is_at_work(
     queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child rings for the first at once, and for the second not: the worker looks."""
-    monkeypatch.setattr(answers, "LOOK_S", 3.0)
+    monkeypatch.setattr(answer_memory, "LOOK_S", 3.0)
     queue = queue_factory(lease_s=60)
     queue.insert_many([{"s": 0}, {"s": 0.1}, {"s": 0.1, "until": str(tmp_path / "go")}], batch_tasks=3)
     worker = Worker(queue, tasks.rings_no_more, prefetch=3)
@@ -126,7 +126,7 @@ def test_what_a_child_is_given_just_after_it_has_rung_for_all_is_looked_for(
     queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held nothing when the ring came; it need not ring for what it does in the next milliseconds."""
-    monkeypatch.setattr(answers, "LOOK_S", 5.0)
+    monkeypatch.setattr(answer_memory, "LOOK_S", 5.0)
     queue = queue_factory(lease_s=60)
     queue.insert({"s": 0})
     worker = Worker(queue, tasks.rings_no_more, prefetch=2, until="forever")

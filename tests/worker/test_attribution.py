@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.worker import loop, processes, wire
+from fsqueue.worker import child_messages, child_processes, loop
 from fsqueue.worker.jobs import Job
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
@@ -44,9 +44,9 @@ class Interleaved:
         self.where, self.times = where, 0
         self._at: int | None = None
         """What the child is at from which something is taken back."""
-        self._receive, self._take_back = wire.receive, processes._Child.take_back
-        monkeypatch.setattr(wire, "receive", self._received)
-        monkeypatch.setattr(processes._Child, "take_back", lambda child: self._taken_back(child))
+        self._receive, self._take_back = child_messages.receive, child_processes._Child.take_back
+        monkeypatch.setattr(child_messages, "receive", self._received)
+        monkeypatch.setattr(child_processes._Child, "take_back", lambda child: self._taken_back(child))
 
     def _taken_back(self, child: Any) -> Any:
         self._at = child.given[0].task.payload["n"] if child.given else None
@@ -116,9 +116,9 @@ def lose(worker: Worker, where: Path) -> None:
 
 def test_a_task_that_a_child_takes_while_the_one_before_comes_back_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its time would never be over, and what it prints would belong to the other one."""
-    receive, begun_for = wire.receive, []
-    child: Any = object.__new__(processes._Child)
-    child.end, child.theirs = wire.pair()
+    receive, begun_for = child_messages.receive, []
+    child: Any = object.__new__(child_processes._Child)
+    child.end, child.theirs = child_messages.pair()
     child.streams, child.family = [], SimpleNamespace(now=lambda: 7.0, is_told_apart=True)
     child.family.begin_attempt = lambda streams, task: begun_for.append(task.id)
     first, second, third = (Job(cast("Any", SimpleNamespace(id=name))) for name in ("first", "second", "third"))
@@ -126,7 +126,7 @@ def test_a_task_that_a_child_takes_while_the_one_before_comes_back_has_begun(mon
     child.given = deque([first, second, third])
     for number, job in enumerate(child.given, 1):
         job.number = number
-        wire.send(child.end, number, job.task.id, b"{}")
+        child_messages.send(child.end, number, job.task.id, b"{}")
     calls = 0
 
     def interleaving(end: Any, *flags: int) -> Any:
@@ -139,7 +139,7 @@ def test_a_task_that_a_child_takes_while_the_one_before_comes_back_has_begun(mon
             assert received.task == "second"
         return receive(end, *flags)
 
-    monkeypatch.setattr(wire, "receive", interleaving)
+    monkeypatch.setattr(child_messages, "receive", interleaving)
     assert child.take_back() == [first, third]
     assert (list(child.given), second.began, begun_for) == ([second], 7.0, ["second"])
     child.end.close()
@@ -265,16 +265,16 @@ def test_a_payload_that_a_child_has_no_descriptor_for_fails_with_the_reason(queu
     [letter] = queue.dead()
     assert "too many files are open in this process" in letter.reason
     # What the parent takes back, or cannot receive, is still known by its name.
-    ours, theirs = wire.pair()
+    ours, theirs = child_messages.pair()
     with ours, theirs:
-        wire.send(ours, 5, "a.1", b"x" * 40_000)
-        message = wire.receive(theirs)
+        child_messages.send(ours, 5, "a.1", b"x" * 40_000)
+        message = child_messages.receive(theirs)
         assert message == (5, "a.1", b"x" * 40_000)
         ours.send(b"6 a.2 beside")  # as when no descriptor was free
-        assert wire.receive(theirs) == (6, "a.2", None)
+        assert child_messages.receive(theirs) == (6, "a.2", None)
         ours.send(b"nonsense")
-        with pytest.raises(wire.Garbled):
-            wire.receive(theirs)
+        with pytest.raises(child_messages.Garbled):
+            child_messages.receive(theirs)
 
 
 # -- everything at once
@@ -285,7 +285,7 @@ class Weather:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken_back = self.given = 0
-        real_take, real_give = processes._Child.take_back, processes._Child.give
+        real_take, real_give = child_processes._Child.take_back, child_processes._Child.give
 
         def take_back(child: Any) -> Any:
             jobs = real_take(child)
@@ -296,8 +296,8 @@ class Weather:
             self.given += 1
             return real_give(child, job, now)
 
-        monkeypatch.setattr(processes._Child, "take_back", take_back)
-        monkeypatch.setattr(processes._Child, "give", give)
+        monkeypatch.setattr(child_processes._Child, "take_back", take_back)
+        monkeypatch.setattr(child_processes._Child, "give", give)
 
 
 def blow(worker: Worker, luck: random.Random, over: threading.Event) -> None:

@@ -20,7 +20,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol.waiting import tell_of_end
 from fsqueue.storage import listening, nodes
-from fsqueue.worker import feeding, limits, settling, sources, threads
+from fsqueue.worker import feeding, handler_threads, limits, settling, sources
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
@@ -226,7 +226,7 @@ def test_nothing_is_begun_that_would_not_end_in_time(
     )  # fmt: skip
     monkeypatch.setattr(worker._loop, "_now", clock.monotonic)
     monkeypatch.setattr(worker._loop._executor, "_now", clock.monotonic)
-    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=clock.monotonic))
+    monkeypatch.setattr(handler_threads, "time", SimpleNamespace(perf_counter=clock.monotonic))
     report = worker.run()
     assert (report.completed, report.released, report.ended) == (2, 0, "max-runtime")
     assert any(f"another task may take {likely}, longer than is left: nothing more is begun" in line for line in told)

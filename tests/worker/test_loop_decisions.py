@@ -20,12 +20,12 @@ from fsqueue.clock import ManualClock
 from fsqueue.protocol.leasing import UNREADABLE_LINE
 from fsqueue.protocol.waiting import BELL_S
 from fsqueue.worker import Event, feeding, loop, output, settling
+from fsqueue.worker.child_processes import SENT_MAX
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.inserts import NONE, Inserts
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.limits import STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX
 from fsqueue.worker.output import OutputWriter, Stream
-from fsqueue.worker.processes import SENT_MAX
 from fsqueue.worker.settling import HOPELESS_S, RETRY_S, TOGETHER_MAX, Outcome, Renewed, Settled, patience_with
 from tests.support import QueueFactory, base_of
 from tests.waiting import PATIENCE_S

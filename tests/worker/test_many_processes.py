@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.worker import processes
+from fsqueue.worker import child_processes
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, in_background
@@ -30,7 +30,7 @@ class Started:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.count = self.at_once = 0
-        made = processes._Child.__init__
+        made = child_processes._Child.__init__
 
         def make(child: Any, family: Any) -> None:
             if self.count >= most:
@@ -39,7 +39,7 @@ class Started:
             made(child, family)
             self.at_once = max(self.at_once, 1 + sum(not one.is_ready for one in family._children))
 
-        monkeypatch.setattr(processes._Child, "__init__", make)
+        monkeypatch.setattr(child_processes._Child, "__init__", make)
 
 
 def test_no_more_processes_are_started_than_tasks_ask_for(
@@ -62,7 +62,7 @@ def test_tasks_that_wait_get_processes_up_to_the_number_asked_for(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = Started(monkeypatch, 20)
-    monkeypatch.setattr(processes, "STARTING_MAX", 1)
+    monkeypatch.setattr(child_processes, "STARTING_MAX", 1)
     queue.insert_many([{"do": "last"}] * 9)
     worker = Worker(queue, tasks.obey, processes=4, grace_s=0)
     thread, reports = in_background(worker)
@@ -76,7 +76,7 @@ def test_tasks_that_wait_get_processes_up_to_the_number_asked_for(
 
 def test_a_signal_is_heeded_while_processes_are_started(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch, 20)
-    monkeypatch.setattr(processes, "STARTING_MAX", 2)
+    monkeypatch.setattr(child_processes, "STARTING_MAX", 2)
     queue.insert_many([{"do": "last"}] * 100)
     worker = Worker(queue, tasks.obey, processes=MANY, grace_s=0)
     thread, reports = in_background(worker)

@@ -12,7 +12,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.filesystem.outputs import PipeEnd
-from fsqueue.worker import output, processes
+from fsqueue.worker import child_processes, output
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.marks import FLAGS, Marker, Marks, flags, mark
 from fsqueue.worker.output import OutputWriter, Stream
@@ -199,7 +199,7 @@ def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda child: None if child.is_ready and child.process.status is None else take(child)
 
     for name in ("read", "look"):
-        monkeypatch.setattr(processes._Child, name, after_the_end(getattr(processes._Child, name)))
+        monkeypatch.setattr(child_processes._Child, name, after_the_end(getattr(child_processes._Child, name)))
 
 
 @pytest.mark.once

@@ -15,7 +15,7 @@ import pytest
 
 import fsqueue
 from fsqueue import InvalidArgument, Queue, Worker
-from fsqueue.worker import Event, loop, processes
+from fsqueue.worker import Event, child_processes, loop
 from tests.levels import how_many
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
@@ -184,7 +184,7 @@ def test_a_module_that_ends_its_process_is_given_up_after_three_and_no_task_touc
     queue.insert(1)
     with pytest.raises(InvalidArgument, match="the handler's process ended: exit status 4"):
         Worker(queue, "fatal_module:g").run()
-    assert log.read_text() == "x" * processes.UNREADY_MAX == "xxx"
+    assert log.read_text() == "x" * child_processes.UNREADY_MAX == "xxx"
     [task] = queue.tasks()
     assert (task.state, task.attempt, len(queue.history(task.id))) == ("waiting", 0, 1)
 

@@ -18,9 +18,9 @@ from fsqueue.filesystem import processes
 from fsqueue.storage import journals
 from fsqueue.views import lease_holders
 from fsqueue.worker import reclaiming, scripts, spawning, supervision, supervisor
+from fsqueue.worker.child_processes import Children
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
-from fsqueue.worker.processes import Children
 from tests.levels import each_once
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until

@@ -9,7 +9,7 @@ import pytest
 
 import fsqueue
 from fsqueue import InvalidArgument, Queue, Worker
-from fsqueue.worker import Event, processes
+from fsqueue.worker import Event, child_processes
 from tests.support import QueueFactory
 from tests.worker import leaks
 from tests.worker.support import drained
@@ -82,7 +82,7 @@ def test_a_limit_that_each_process_exceeds_is_told_once(queue: Queue) -> None:
 
 
 def test_one_that_does_not_end_is_killed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "CLOSE_S", 0.2)
+    monkeypatch.setattr(child_processes, "CLOSE_S", 0.2)
     queue.insert_many(range(4))
     assert Worker(queue, leaks.stay, recycle_after=2).run() == drained(completed=4)
     assert tasks_of_processes(queue) == [2, 2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.filesystem.results import ResultFile, ResultFiles
+from fsqueue.filesystem.result_paths import ResultFile, ResultFiles
 from fsqueue.worker import commands
 from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, until_there

@@ -19,8 +19,8 @@ import filelock
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
-from fsqueue.filesystem import resources, results
-from fsqueue.filesystem.results import ResultFiles
+from fsqueue.filesystem import resources, result_paths
+from fsqueue.filesystem.result_paths import ResultFiles
 from fsqueue.worker.output import Leftovers
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
@@ -487,7 +487,7 @@ def test_a_link_or_a_pipe_in_place_of_the_lock_is_not_opened(tmp_path: Path, nam
     os.mkfifo(tmp_path / "private/.alive-y")
     directory = os.open(tmp_path / "private", os.O_RDONLY)
     try:
-        assert results._lock(directory, name) == -1
+        assert result_paths._lock(directory, name) == -1
     finally:
         os.close(directory)
     assert not (tmp_path / "elsewhere").exists()
@@ -504,8 +504,8 @@ def test_a_lock_whose_file_was_removed_proves_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(fcntl, "flock", remove_first)
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        with pytest.raises(results._Taken):
-            results._lock(directory, ".alive-x")
+        with pytest.raises(result_paths._Taken):
+            result_paths._lock(directory, ".alive-x")
     finally:
         os.close(directory)
 
@@ -677,9 +677,9 @@ def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_i
     place = queue.path / ".results"
     for at in range(1, 100):
         with monkeypatch.context() as patch:
-            patch.setattr(results, "_lock_name", lambda: ".alive-of-another-boot")
+            patch.setattr(result_paths, "_lock_name", lambda: ".alive-of-another-boot")
             dying = Dying(at, patch, "mkdir", "unlink", "rename", "rmdir")
-            patch.setattr(results, "_lock", dying.counting(results._lock))
+            patch.setattr(result_paths, "_lock", dying.counting(result_paths._lock))
             files = ResultFiles(queue.store.layout.results, queue.store.fs)
             with suppress(Killed):
                 files.open()
@@ -713,7 +713,7 @@ def test_whenever_gc_is_killed_while_it_removes_results_the_next_one_goes_on(
         let_a_week_pass(place)
         with monkeypatch.context() as patch, suppress(Killed):
             dying = Dying(at, patch, "unlink", "rmdir")
-            results.reap(queue.store.fs, str(place), time.time())
+            result_paths.reap(queue.store.fs, str(place), time.time())
         let_a_week_pass(place)
         queue.gc()
         assert not left.exists(), at

@@ -11,7 +11,7 @@ import pytest
 
 from fsqueue import Queue, StorageError, Worker
 from fsqueue.clock import ManualClock
-from fsqueue.worker import commands, processes, shortages, supervision, supervisor
+from fsqueue.worker import child_processes, commands, shortages, supervision, supervisor
 from fsqueue.worker.shortages import FORGOTTEN_S, OWN_S, PATIENCE_S, TRIES, Shortage
 from tests.support import QueueFactory
 from tests.worker import tasks
@@ -74,7 +74,7 @@ def test_a_process_that_cannot_be_started_just_now_is_started_later(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
 ) -> None:
     monkeypatch.setattr(shortages, "PAUSES_S", (0.001, 0.001))
-    refused = Refused(monkeypatch, module, name, code, processes._Child)
+    refused = Refused(monkeypatch, module, name, code, child_processes._Child)
     queue.insert_many([None] * 3)
     assert Worker(queue, tasks.nothing).run() == drained(completed=3)
     assert refused.left == 0

@@ -13,7 +13,7 @@ import fsqueue
 from fsqueue import Group, InvalidArgument, Queue, Task, Then, Worker
 from fsqueue.errors import Conflict
 from fsqueue.format.models import Used
-from fsqueue.worker import handlers, inserts, updating, wire
+from fsqueue.worker import child_messages, completion_updates, handlers, inserts
 from fsqueue.worker.inserts import INSERTS_BYTES_MAX, INSERTS_MAX
 from tests.waiting import until
 from tests.worker import tasks
@@ -173,15 +173,15 @@ def test_a_result_that_cannot_be_kept_is_given_up_and_nothing_is_inserted(group:
 
 def test_tasks_come_through_a_message_between_processes_as_they_were() -> None:
     following = inserts.of_then(Then(None, [("a", {"x": "ü"}), ("b", Task(b"\0", "k", "p", 2))]))
-    answer = wire.encode_answer("then", ({"r": 1}, following), 0.5, Used(1, 2))
-    assert wire.decode_answer(answer) == ("then", ({"r": 1}, following), 0.5, Used(1, 2))
+    answer = child_messages.encode_answer("then", ({"r": 1}, following), 0.5, Used(1, 2))
+    assert child_messages.decode_answer(answer) == ("then", ({"r": 1}, following), 0.5, Used(1, 2))
     assert [one.task() for one in following.each] == [Task({"x": "ü"}), Task(b"\0", "k", "p", 2)]
 
 
 @pytest.mark.parametrize("value", ["5", "[1]", "[1,5]", "[1,[5]]", '[1,[["a","b",true,"c"]]]', "null"])
 def test_an_answer_with_anything_else_is_none(value: str) -> None:
-    with pytest.raises(wire.Garbled):
-        wire.decode_answer(b'["then",%s,0.5,1,2]' % value.encode())
+    with pytest.raises(child_messages.Garbled):
+        child_messages.decode_answer(b'["then",%s,0.5,1,2]' % value.encode())
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_a_next_queue_must_make_sense(group: Group, tmp_path: Path) -> None:
 
 
 class Done:
-    """A completion, for `updating`."""
+    """a completion, for `completion_updates`."""
 
     def __init__(self, task: fsqueue.LeasedTask, following: inserts.Inserts) -> None:
         self.task, self.inserts = task, following
@@ -292,24 +292,26 @@ def leased(group: Group, count: int, next_: str = "next") -> list[Done]:
 def test_of_several_completions_a_lost_lease_stops_only_its_own(group: Group) -> None:
     done = leased(group, 3)
     done[1].task.release()
-    assert list(updating.complete_and_insert(done)) == [done[1].task.token]
+    assert list(completion_updates.complete_and_insert(done)) == [done[1].task.token]
     assert sorted(waiting(group)) == [0, 2]
     assert group["first"].status().completed == 2
 
 
 def test_to_tell_completions_again_inserts_nothing_again(group: Group) -> None:
     done = leased(group, 2)
-    assert updating.complete_and_insert(done) == {}
-    assert updating.complete_and_insert(done) == {}, "an earlier try has completed them"
+    assert completion_updates.complete_and_insert(done) == {}
+    assert completion_updates.complete_and_insert(done) == {}, "an earlier try has completed them"
     assert sorted(waiting(group)) == [0, 1]
 
 
 def test_completions_are_told_together_as_far_as_an_update_goes(group: Group) -> None:
     done = leased(group, 70)
-    assert [len(one) for one in updating.grouped(done)] == [64, 6]
-    assert [len(one) for one in updating.grouped([done[0], done[0]])] == [1, 1], "under two leases of one task"
+    assert [len(one) for one in completion_updates.grouped(done)] == [64, 6]
+    assert [len(one) for one in completion_updates.grouped([done[0], done[0]])] == [1, 1], (
+        "under two leases of one task"
+    )
     many = inserts.of_then(Then(None, [("next", 1)] * 5000))
-    assert [len(one) for one in updating.grouped([Done(one.task, many) for one in done[:3]])] == [1, 1, 1]
+    assert [len(one) for one in completion_updates.grouped([Done(one.task, many) for one in done[:3]])] == [1, 1, 1]
 
 
 BUSY = fsqueue.UpdateConflict("Others are in the way.", busy=[Conflict("insert", "next", "", "locked")])

@@ -10,7 +10,7 @@ import pytest
 from fsqueue import Movement, Queue, Worker
 from fsqueue.format import movements
 from fsqueue.format.models import Used
-from fsqueue.worker import wire
+from fsqueue.worker import child_messages
 from tests.support import QueueFactory
 from tests.worker import tasks
 
@@ -99,8 +99,8 @@ def test_what_is_no_usage_is_ignored(used: Any) -> None:
 
 
 def test_an_answer_without_usage_is_garbled() -> None:
-    answer = wire.encode_answer("complete", {"y": 1}, 0.5, Used(1, 2))
-    assert wire.decode_answer(answer) == ("complete", {"y": 1}, 0.5, Used(1, 2))
+    answer = child_messages.encode_answer("complete", {"y": 1}, 0.5, Used(1, 2))
+    assert child_messages.decode_answer(answer) == ("complete", {"y": 1}, 0.5, Used(1, 2))
     for body in (b'["complete",1,0.5]', b'["complete",1,0.5,1,"2"]', b'["complete",1,0.5,1.0,2]'):
-        with pytest.raises(wire.Garbled):
-            wire.decode_answer(body)
+        with pytest.raises(child_messages.Garbled):
+            child_messages.decode_answer(body)

@@ -27,7 +27,7 @@ from fsqueue.format.results import encode_result
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.queue import Queue
-from fsqueue.spark.jobs.places import Place
+from fsqueue.spark.jobs.output_directory import Place
 from fsqueue.spark.options import directory
 from fsqueue.spark.sessions import parallelism, register, spark_errors
 from fsqueue.spark.views import payload

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue.cluster.identity import describe
 from fsqueue.queue import Queue
-from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
-from fsqueue.spark.jobs.places import Place
+from fsqueue.spark.jobs.output_directory import Place
+from fsqueue.spark.jobs.report_page import QueueReport, QueueSummary, page
 from fsqueue.spark.options import reading
 from fsqueue.spark.sessions import register, spark_errors
 from fsqueue.storage.discovery import queues

@@ -19,8 +19,8 @@ from fsqueue.format import keys
 from fsqueue.format.models import Task
 from fsqueue.protocol.insertion import KEYS_ADVISED, advise_commit
 from fsqueue.queue import Queue
-from fsqueue.spark.encoding import Encoder, counted_in_part
 from fsqueue.spark.options import WriteOptions
+from fsqueue.spark.stored_columns import Encoder, counted_in_part
 from fsqueue.spark.writing import open_queue
 
 if TYPE_CHECKING:

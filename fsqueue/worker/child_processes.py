@@ -23,14 +23,14 @@ import orjson
 
 from fsqueue.filesystem import idle_files, resident_bytes
 from fsqueue.format.wording import counted
-from fsqueue.worker import answers, marks, output, shortages, wire
+from fsqueue.worker import answer_memory, child_messages, marks, output, shortages
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.output import Stream
 from fsqueue.worker.spawning import Process, ProcessExecutor, python
 
-SENT_MAX = answers.SLOTS
+SENT_MAX = answer_memory.SLOTS
 """Maximum number of tasks in a child's socket, and of answers that were not taken in."""
 UNREADY_MAX = 3
 """Number of children in a row, dead before they had found their handler, at which the worker gives up."""
@@ -54,10 +54,10 @@ class _Child:
         self.distrusted = ""
         """Why nothing that it says is believed any more; it is being killed then."""
         mailbox, output_writer, how = family.mailbox, family.output_writer, family.how
-        self.end, self.theirs = wire.pair()
+        self.end, self.theirs = child_messages.pair()
         self.streams: list[Stream] = []
         self.is_watched = False
-        self.answers: answers.Answers | None = None
+        self.answers: answer_memory.Answers | None = None
         self.look_at = math.inf
         """When to look for answers that were not told of, on the monotonic clock."""
         self.answered = 0
@@ -70,8 +70,8 @@ class _Child:
         """When it is killed if it has not ended, although it has no task any more, on the monotonic clock."""
         source, memory, token = -1, -1, family.entropy.hex16()
         try:
-            memory = answers.make()
-            self.answers = answers.Answers(memory)
+            memory = answer_memory.make()
+            self.answers = answer_memory.Answers(memory)
             for ours in (1, 2):
                 found = marks.Marks(token, family.flag)
                 self.streams.append(Stream(mailbox, output_writer, ours, how.output, how.has_tags, found))
@@ -96,7 +96,7 @@ class _Child:
             mailbox.watch(self.end.fileno(), self.read)
             self.is_watched = True
             setup = family.setup | {"parent": self.process.supervisor, "token": token}
-            wire.send(self.end, 0, "", json.dumps(setup).encode())
+            child_messages.send(self.end, 0, "", json.dumps(setup).encode())
         except BaseException:  # it was told of no task, and waits to be told
             self.process.kill(signal.SIGKILL)
             self.process.reap(family.now() + KILLED_S)
@@ -113,10 +113,10 @@ class _Child:
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
-        body = wire.encode_task(task.attempt, str(task.queue.path), task.payload)
+        body = child_messages.encode_task(task.attempt, str(task.queue.path), task.payload)
         job.number = next(self.family.numbers)
         try:
-            wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
+            child_messages.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False  # no room
         except OSError as error:
@@ -137,12 +137,12 @@ class _Child:
         """Take in the answers that are there."""
         for _ in range(SENT_MAX):
             try:
-                message = wire.receive(self.end, socket.MSG_DONTWAIT)
+                message = child_messages.receive(self.end, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
                 break  # it has died, which will be heard of
-            except wire.Garbled as error:
+            except child_messages.Garbled as error:
                 self._distrust(f"it sent what is no answer ({error})")
                 continue
             if message is None:
@@ -186,16 +186,16 @@ class _Child:
                 return  # it comes behind one that is on its way as a message; else the ring shows what is wrong
             self._take(message)
 
-    def _next(self) -> wire.Message | None:
+    def _next(self) -> child_messages.Message | None:
         """Return the next answer in memory, if it is there."""
         answer = None if self.answers is None else self.answers.next()
         try:
-            return None if answer is None else wire.unpacked(answer)
-        except wire.Garbled as error:
+            return None if answer is None else child_messages.unpacked(answer)
+        except child_messages.Garbled as error:
             self._distrust(f"it sent what is no answer ({error})")
             return None
 
-    def _take(self, message: wire.Message) -> None:
+    def _take(self, message: child_messages.Message) -> None:
         assert self.answers is not None
         self.answers.taken()
         self._answered(message)
@@ -204,20 +204,20 @@ class _Child:
         """Take in that so many answers are in memory."""
         self.look()
         # Also if it holds nothing: for what it is given right now it need not ring.
-        self.look_at = self.family.now() + answers.LOOK_S
+        self.look_at = self.family.now() + answer_memory.LOOK_S
         if self.answers is None or self.answers.count >= count or self.distrusted:
             return
         if (message := self._next()) is not None:
             self._take(message)  # it is not for the task that it is at
         self._distrust("it sent what is no answer (not all of it is there)")
 
-    def _found(self, message: wire.Message) -> None:
+    def _found(self, message: child_messages.Message) -> None:
         if message.number or message.body is None:
             self._distrust("it answered for a task before it had found its handler")
         else:
             self.family.found(self, orjson.loads(message.body))
 
-    def _answered(self, message: wire.Message) -> None:
+    def _answered(self, message: child_messages.Message) -> None:
         job = self.given[0] if self.given else None
         if job is None or (job.number, job.task.id) != (message.number, message.task):
             self._distrust(f"it answered for task {message.task or 'none'}, which it was not at")
@@ -227,8 +227,8 @@ class _Child:
             verb, value, seconds = "fail", why, max(0.0, self.family.now() - job.began)
         else:
             try:
-                verb, value, seconds, job.used = wire.decode_answer(message.body)
-            except wire.Garbled as error:
+                verb, value, seconds, job.used = child_messages.decode_answer(message.body)
+            except child_messages.Garbled as error:
                 self._distrust(f"it sent what is no answer ({error})")
                 return
         self.given.popleft()
@@ -250,7 +250,7 @@ class _Child:
         numbers = set()
         while True:
             try:
-                message = wire.receive(self.theirs, socket.MSG_DONTWAIT)
+                message = child_messages.receive(self.theirs, socket.MSG_DONTWAIT)
             except OSError:
                 break
             if message is None:

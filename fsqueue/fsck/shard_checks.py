@@ -13,7 +13,7 @@ from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
 from fsqueue.format.wording import counted
-from fsqueue.fsck import keyed, logged_updates, recount
+from fsqueue.fsck import logged_updates, recount, unique_keys
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
 from fsqueue.interruptions import let_out
@@ -321,8 +321,8 @@ class ShardCheck:
         store, epochs = self.store, self.store.queue_state.key_epochs
         for epoch in {epochs.earlier, epochs.present}:
             for path in keys.files_of(store, store.layout, epoch, self.shard):
-                yield from self._lines(path, keyed.is_claim, may_cut=True)
-        yield from keyed.check(self.store, self.shard)
+                yield from self._lines(path, unique_keys.is_claim, may_cut=True)
+        yield from unique_keys.check(self.store, self.shard)
 
     # -- lines --------------------------------------------------------------------------------------
 

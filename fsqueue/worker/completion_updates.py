@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from fsqueue import errors
 from fsqueue.errors import FsqueueError
 from fsqueue.groups.queue import GroupQueue
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.update_plan import ALREADY
 from fsqueue.worker.inserts import INSERTS_BYTES_MAX, INSERTS_MAX, Inserts

@@ -14,7 +14,7 @@ from fsqueue.filesystem import idle_files, resources
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
-from fsqueue.groups.selection import Selected
+from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import let_out
 from fsqueue.poll import Backlog
 from fsqueue.queue import Queue

@@ -36,7 +36,7 @@ class Garbled(ValueError):
 
 class Message(NamedTuple):
     """A message. `number` 0, with no task, is the setup of a child, and the child's answer to it; another number with
-    no task is the child's ring: so many answers are in the memory that both share (`answers`).
+    no task is the child's ring: so many answers are in the memory that both share (`answer_memory`).
     """
 
     number: int

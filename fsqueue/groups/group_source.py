@@ -11,7 +11,7 @@ from fsqueue.clock import Clock
 from fsqueue.errors import LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import Rank
-from fsqueue.groups.drained import GroupDrainCheck, Source
+from fsqueue.groups.drain_check import GroupDrainCheck, Source
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask

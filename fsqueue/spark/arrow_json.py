@@ -14,7 +14,7 @@ import pyarrow.json
 from pyspark.sql import types
 
 from fsqueue.interruptions import suppress
-from fsqueue.spark.encoding import contains
+from fsqueue.spark.stored_columns import contains
 
 SAME = (types.StringType, types.BooleanType, types.LongType, types.IntegerType, types.FloatType, types.DoubleType)
 """Types that Arrow parses as Spark does."""
