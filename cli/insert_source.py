@@ -20,11 +20,22 @@ import fsqueue
 from fsqueue.format import priority, wording
 
 from . import insert_parquet, process
-from .insert_input import PAUSE, BadLine, Changed, Input, Producer, Unreadable, open_input, version_of, why_unreadable
+from .insert_input import (
+    PAUSE,
+    BadLine,
+    Changed,
+    Input,
+    PriorityKind,
+    Producer,
+    Unreadable,
+    open_input,
+    shown,
+    version_of,
+    why_unreadable,
+)
 from .insert_lines import Format, GivenFormat, LineFormat, one_for_many
 from .insert_options import Asked
 from .insert_parquet import ParquetFormat, is_parquet
-from .insert_priorities import PriorityKind, shown
 from .printing import Bar, complain, hint, quoted
 
 SKIPPED_SHOWN_MAX = 20

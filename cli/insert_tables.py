@@ -20,7 +20,7 @@ import orjson
 import fsqueue
 from fsqueue.format import wording
 
-from .insert_input import PAUSE, BadLine, Input, TooLong
+from .insert_input import PAUSE, BadLine, Input, PriorityKind, TooLong, cut, shown
 from .insert_lines import (
     LONE_RETURN,
     NOTHING,
@@ -36,7 +36,6 @@ from .insert_lines import (
     option_for,
     without_marks,
 )
-from .insert_priorities import PriorityKind, cut, shown
 from .printing import complain, quoted
 
 SAMPLE_ROWS = 10_000

@@ -239,7 +239,7 @@ class _RemoteCommit:
 
     def insert(self, source: Source) -> fsqueue.CommitReport | None:
         """Insert the input, unless it is broken off: then return None."""
-        from fsqueue.client.kept_tasks import KeptTasks
+        from fsqueue.client.values import KeptTasks
 
         with tempfile.TemporaryFile() as file:
             kept = KeptTasks(file, self._bytes_max, self._delay_s)

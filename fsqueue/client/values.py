@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
 
 from fsqueue.client.wire import Answer, encoded, lacking
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, TaskTooLarge
 from fsqueue.format import names
+from fsqueue.format.models import Task
+from fsqueue.format.task_file import decode_task
 from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.protocol import encoding
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.verbs.fields import BODY_BYTES_MAX
 from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate
@@ -119,3 +122,22 @@ def leased_task(queue: Verbs, given: dict[str, Any]) -> LeasedTask:
         task.why = TaskNotFound(given["unread"])
     task.key, task.priority = given.get("key"), given.get("priority")
     return task
+
+
+class KeptTasks:
+    """Tasks without keys, in a file of the caller. A gateway breaks off a request that pauses: so it begins late."""
+
+    def __init__(self, file: IO[bytes], task_bytes_max: int, delay_s: float) -> None:
+        self._file, self._bytes_max, self._default = file, task_bytes_max, encoding.default_when(delay_s)
+
+    def add(self, payload: Any) -> None:
+        """Keep a payload, or a Task. InvalidTask if the queue would refuse it; OSError of the file."""
+        task = payload if isinstance(payload, Task) else Task(payload)
+        self._file.write(encoding.encode(task, self._bytes_max, None, self._default).line)
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yield the tasks from the beginning."""
+        self._file.seek(0)
+        for line in self._file:
+            record = decode_task(line)
+            yield Task(record["payload"], priority=record.get("priority"))

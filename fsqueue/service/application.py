@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import fsqueue
 from fsqueue import metrics
-from fsqueue.service import api, faults, login, page, patterns, taskstore_calls
+from fsqueue.service import api, faults, login, page, request_fields, taskstore_calls
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
@@ -258,7 +258,7 @@ async def _metrics(request: Request) -> Response:
     They are those of the first QUEUES_MAX queues.
     """
     pages: Pages = request.app.state.pages
-    served, match = pages.served, patterns.check("match", request.query_params.get("match"))
+    served, match = pages.served, request_fields.check_pattern("match", request.query_params.get("match"))
 
     def make() -> MetricsPage:
         names = served.names(match, 0, None, ALL)

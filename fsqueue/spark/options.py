@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from urllib.parse import unquote
 
 import orjson
+from pyspark.sql.types import StructField, StructType
 
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
@@ -30,6 +31,8 @@ MADE_OF = "__made_of"
 """How `seeding` hands WriteOptions.made_of over."""
 OTHERS = ("checkpointlocation", "queryname", "outputmode", "includeheader")
 """Of Spark itself."""
+METADATA = "fsqueue"
+"""The key in a column's metadata under which a table's options are, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -243,3 +246,32 @@ def _is_there(path: str) -> bool:
         if error.errno in (*NOT_FILES, errno.ENOENT, errno.EACCES, errno.ENAMETOOLONG):
             return False
         raise
+
+
+# -- tables of Spark's catalog (docs/spark.md, "SQL") ------------------------------------------------------------
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return a table's columns with its options in the metadata of the first.
+
+    Spark tells a Python data source the options of a table only once, when the table is created without columns; later
+    it hands over the columns alone.
+    """
+    first, *others = schema.fields
+    known = {**(first.metadata or {}), METADATA: orjson.dumps(dict(options)).decode()}
+    return StructType([StructField(first.name, first.dataType, first.nullable, known), *others])
+
+
+def with_those_of_table(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a read or a write, with those of the table that it goes to, where it goes to one."""
+    given = dict(options)
+    if "path" in given or "paths" in given:
+        return given
+    for field in schema.fields:
+        try:
+            known = orjson.loads((field.metadata or {}).get(METADATA, ""))
+        except (orjson.JSONDecodeError, TypeError):
+            continue
+        if isinstance(known, dict):
+            return {**{str(key): str(value) for key, value in known.items()}, **given}
+    return given

@@ -35,31 +35,29 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         are_several = len(wanted.paths) > 1
         schema = schemas.schema_of(wanted.view, queues_in(wanted.paths[0]) is not None or are_several)
         if is_table:
-            from fsqueue.spark import tables
-
-            return tables.marked(schema, given)
+            return options.with_options(schema, given)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the view that the options name; `schema` may be any of its columns."""
-        from fsqueue.spark import options, reading, tables
+        from fsqueue.spark import options, reading
 
-        wanted = options.reading(tables.options_of(self.options, schema))
+        wanted = options.reading(options.with_those_of_table(self.options, schema))
         kind = reading.PushdownReader if wanted.pushdown else reading.FsqueueReader
         return kind(wanted, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer that inserts rows as tasks: all of them at one instant, or one by one if they have keys."""
-        from fsqueue.spark import keyed_rows, options, tables, writing
+        from fsqueue.spark import keyed_rows, options, writing
 
-        given = tables.options_of(self.options, schema)
+        given = options.with_those_of_table(self.options, schema)
         if "path" not in self.options and "path" in given:
             options.must_be_tasks(given)
             given = {**dict(self.options), "path": given["path"]}
         wanted = options.writing(given)
         if wanted.key is not None:
             return keyed_rows.KeyedWriter(wanted, schema, overwrite)
-        kind = tables.TableWriter if tables.is_insertion(wanted, schema) else writing.FsqueueWriter
+        kind = writing.TableWriter if writing.is_insertion(wanted, schema) else writing.FsqueueWriter
         return kind(wanted, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
@@ -27,6 +27,7 @@ from fsqueue.format.priority import LAST
 from fsqueue.interruptions import suppress
 from fsqueue.protocol.encoding import OPEN_BATCHES_MAX, Encoded, SortWindow, When, share
 from fsqueue.queue import Queue
+from fsqueue.spark import schemas
 from fsqueue.spark.options import WriteOptions
 from fsqueue.spark.stored_columns import Encoder
 from fsqueue.storage import commits
@@ -327,3 +328,36 @@ class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 def commit_of_batch(query: str, batch: int) -> str:
     """Return the commit of a micro-batch."""
     return f"stream-{query}-{batch}"
+
+
+PAYLOAD = "payload"
+"""The column that SQL may insert."""
+
+
+def is_insertion(wanted: WriteOptions, schema: StructType) -> bool:
+    """Return whether rows have the columns of the view `tasks`: an INSERT into a table or a temporary view."""
+    names = schema.names[1:] if schema.names[:1] == [schemas.QUEUE] else schema.names
+    return wanted.payload is None and names == list(schemas.columns_of("tasks"))
+
+
+class TableWriter(FsqueueWriter):
+    """Inserts rows that SQL gives (docs/spark.md, "SQL"): the column `payload`, JSON text. The others must be null."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        wanted = replace(options, payload=PAYLOAD, is_json=True)
+        super().__init__(wanted, StructType([schema[PAYLOAD]]), overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
+        """Stage the payloads of a partition."""
+        return super().write(map(_payloads, iterator))
+
+
+def _payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for name in batch.schema.names:
+        if name != PAYLOAD and batch.column(name).null_count < batch.num_rows:
+            raise InvalidArgument(
+                f"The column {name!r} cannot be inserted: SQL inserts payloads alone, as JSON text: "
+                "INSERT INTO … (payload) SELECT to_json(struct(…)). To make payloads of such rows from Python, write "
+                "a DataFrame with the option `payload`; and with `priority` and `key`, which name their columns."
+            )
+    return batch.select([PAYLOAD])

@@ -31,9 +31,8 @@ from fsqueue.storage.store import Store
 from fsqueue.views import copy_warnings, lease_holders
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
-from fsqueue.worker.remote import RemoteWatch
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
-from fsqueue.worker.sources import Away, Failing, Sources
+from fsqueue.worker.sources import Away, Failing, RemoteWatch, Sources
 
 logger = logging.getLogger("fsqueue")
 

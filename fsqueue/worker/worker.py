@@ -29,9 +29,8 @@ from fsqueue.worker.jobs import Executor, How
 from fsqueue.worker.limits import FAILURES_FIRST, Limits
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
-from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.report import Event, Tell, WorkerReport, nobody
-from fsqueue.worker.sources import Away, sources_of
+from fsqueue.worker.sources import Away, RemoteSource, sources_of
 from fsqueue.worker.spawning import ProcessExecutor
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

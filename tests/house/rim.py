@@ -72,7 +72,7 @@ RECEIVERS = {"fs", "outside", "directory", "meeting", "holder", "outer", "inner"
 
 WRAPPERS = {
     DELETES: ("commits.drop", "commits.reap", "collect.reap_trash", "collect.reap_doctors", "doctorplaces.remove_place",
-              "doctorplaces.clear_away", "doctorplaces.reap", "results.reap", "trees.remove"),
+              "doctorplaces.clear_away", "doctorplaces.reap", "result_paths.reap", "trees.remove"),
     MOVES: ("store.discard", "self.discard", "trash.discard", "quarantine.move"),
     WRITES: ("journals.locked", "store.locked_existing", "repair.locked_existing", "filesystem.append_to",
              "fs.compare_clock", "outputs.write_all", "named_locks.held_by_name"),

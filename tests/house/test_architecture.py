@@ -161,7 +161,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
     public = {
         "fsqueue",
         "fsqueue.views.activity",
-        "fsqueue.client.kept_tasks",
+        "fsqueue.client.values",
         "fsqueue.errors",
         "fsqueue.cluster.identity",
         "fsqueue.worker",

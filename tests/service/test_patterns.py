@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from fsqueue import Group
-from fsqueue.service import patterns
+from fsqueue.service import request_fields
 from fsqueue.service.faults import BadField
 from tests.service.conftest import READ, Open
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.once
     ],
 )  # fmt: skip
 def test_what_ends_soon_is_taken(pattern: str) -> None:
-    assert patterns.check("match", pattern) == pattern
+    assert request_fields.check_pattern("match", pattern) == pattern
     for name in ("a" * 60 + "!", "ab" * 30 + "!", "(" * 60):  # it does end
         re.fullmatch(pattern, name)
 
@@ -40,7 +40,7 @@ def test_what_ends_soon_is_taken(pattern: str) -> None:
 )  # fmt: skip
 def test_what_could_take_for_ever_or_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(BadField):
-        patterns.check("match", pattern)
+        request_fields.check_pattern("match", pattern)
 
 
 def test_a_dot_matches_a_line_break_in_a_name(group: Group, open_gateway: Open) -> None:

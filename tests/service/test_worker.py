@@ -16,7 +16,7 @@ import fsqueue
 from fsqueue import Group, InvalidArgument, RemoteQueue, Worker
 from fsqueue.client.remote_group import RemoteUpdate
 from fsqueue.worker import feeding
-from fsqueue.worker import remote as remote_watch
+from fsqueue.worker import sources as remote_watch
 from tests.gateways import Serve
 from tests.waiting import until
 

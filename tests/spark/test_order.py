@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from fsqueue.spark import keyed_rows, schemas, seed, tables
+from fsqueue.spark import keyed_rows, schemas, seed, writing
 from fsqueue.spark.options import WriteOptions
 from tests.levels import each_once
 from tests.spark.test_stream import Stream, stream  # noqa: F401 - a fixture
@@ -370,9 +370,9 @@ def test_rows_with_the_columns_of_a_table_are_an_insert(spark: SparkSession) -> 
     columns = schemas.schema_of("tasks", True)
     wanted = WriteOptions("/q")
     for names_of in (columns.names, columns.names[1:]):
-        assert tables.is_insertion(wanted, type(columns)([columns[name] for name in names_of]))
+        assert writing.is_insertion(wanted, type(columns)([columns[name] for name in names_of]))
     for names_of in (["payload"], columns.names[1:5], columns.names[1:12], [*columns.names[1:12], "queue"]):
-        assert not tables.is_insertion(wanted, type(columns)([columns[name] for name in names_of]))
+        assert not writing.is_insertion(wanted, type(columns)([columns[name] for name in names_of]))
 
 
 def test_sql_does_not_insert_priorities_and_keys(spark: SparkSession, queue: Queue) -> None:
