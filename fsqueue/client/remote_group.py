@@ -11,7 +11,8 @@ from typing import Any
 
 from fsqueue.arguments import leased, whole, worker_of
 from fsqueue.client.addresses import LOOKS_LIKE, address_of
-from fsqueue.client.remote_base import RemoteBase, RemotePoll
+from fsqueue.client.remote_base import RemoteBase
+from fsqueue.client.remote_poll import RemotePoll
 from fsqueue.client.remote_queue import RUNS_OUT, TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing
 from fsqueue.client.values import json_object, leased_task, made, task_line
 from fsqueue.client.wire import (

@@ -31,7 +31,8 @@ from fsqueue.arguments import (
     whole,
     window_ms,
 )
-from fsqueue.client.remote_base import RemoteBase, RemotePoll
+from fsqueue.client.remote_base import RemoteBase
+from fsqueue.client.remote_poll import RemotePoll
 from fsqueue.client.values import (
     BYTES_MAX,
     activity,

@@ -45,9 +45,8 @@ DECODERS = {
     "fsqueue/spark/columnar.py": "lines of task files",
     "fsqueue/spark/jobs/report.py": "a column that the data source made",
     "fsqueue/spark/lines.py": "lines that the JVM made of typed columns",
-    "fsqueue/spark/options.py": "the option `paths`, which Spark makes",
+    "fsqueue/spark/options.py": "the option `paths`, which Spark makes; metadata of its own",
     "fsqueue/spark/parsing.py": "payloads that are in the queue",
-    "fsqueue/spark/tables.py": "metadata of its own",
     "fsqueue/spark/one_shape.py": "lines of task files",
 }
 """The modules that decode JSON, and whose. `user_json` is for all that users hand in: add no other way in here."""

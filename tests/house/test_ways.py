@@ -22,7 +22,7 @@ ONCE = {
 """The modules in which a verb stands once: of a class, and of that from which it inherits."""
 WRITTEN = {
     "fsqueue.client.remote_group": 7,
-    "fsqueue.client.remote_base": 2,
+    "fsqueue.client.remote_poll": 2,
     "fsqueue.errors": 1,
     "fsqueue.groups.group": 8,
     "fsqueue.groups.group_source": 1,
