@@ -134,6 +134,10 @@ def replace(at: int, lease: str | None, version: int, task: int, payload: bytes,
     )
 
 
+COMMIT = b'{"op":"commit",'
+"""Begins the record at which the records of an update act."""
+
+
 def commit(at: int, update: UpdateId, of: int) -> bytes:
     """Return the record at which the records of an update in this log act; `of` is their number."""
     return f'{{"op":"commit","at":{at},"update":"{update}","of":{of}}}\n'.encode()

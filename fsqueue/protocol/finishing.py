@@ -4,7 +4,8 @@ Under the log's lock, in this order (invariants 1 and 6 fix it):
 
 1. `finish` in the log, synced: from here on the task file is not needed to know any outcome.
 2. Missing dead letters, synced: from here on it is not needed for any payload.
-3. The task file is unlinked, under whichever name it has; or renamed into the payloads of the day.
+3. The task file is unlinked, under whichever name it has; or renamed into the payloads of the day. The directory is
+   synced with durability "strict", and of a batch in which an update has acted.
 4. Under the counter's lock: `count` in the log, then the bytes. If no task was completed, and some were cancelled: a
    byte in the file `cancelled`.
 5. The records go to the history, where it is kept.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import logging
 
 from fsqueue.errors import FsqueueError
-from fsqueue.format import movements
+from fsqueue.format import movements, sparse
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import sealing
@@ -56,7 +57,7 @@ def finish(locked: LockedBatch) -> bool:
     lines = payloads.keep(locked, at)
     if lines is not None:
         locked.remove_task_file()
-    if log.sync and not store.fs.shared:
+    if not store.fs.shared and (log.sync or (store.sync_inserts and _has_update(locked))):
         with suppress(FileNotFoundError):  # the directory went, too
             store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if replay_state.done[COMPLETED]:
@@ -67,6 +68,14 @@ def finish(locked: LockedBatch) -> bool:
         history.keep(locked, at, WAIT_S, lines or b"")
     retire(locked)
     return True
+
+
+def _has_update(locked: LockedBatch) -> bool:
+    """Return whether an update has acted in the log: what it has inserted elsewhere must not stay without it."""
+    if locked.store.queue_state.group is None:
+        return False
+    lines = sparse.lines(locked.store.fs.all_pieces(locked.log.fd), 0)
+    return any(line.startswith(movements.COMMIT) for _, line, _ in lines)
 
 
 def retire(locked: LockedBatch) -> None:

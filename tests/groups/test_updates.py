@@ -861,6 +861,40 @@ def test_the_order_of_syncs(tmp_path: Path) -> None:
     assert said.count("sync .updates") == 2  # its name, and the decision
 
 
+@pytest.mark.parametrize("durability", ["default", "strict", "none"])
+@pytest.mark.parametrize("by_update", [True, False])
+def test_a_task_file_is_gone_for_good_before_the_log_that_has_the_update(
+    tmp_path: Path, durability: str, by_update: bool
+) -> None:
+    """A power loss could undo the one and keep the other: the task would be back, and what was inserted would stay."""
+    group = Group.create(tmp_path / "group", durability=durability)
+    group["a"].insert_many(["one", "two"], batch_tasks=2)
+    said: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        found = call(*args)
+        if step == "fsync":
+            path = Path(os.readlink(f"/proc/self/fd/{args[0]}"))
+            said.append(f"sync {path.parent.name}" if path.is_dir() else "")
+        elif step == "unlink":
+            said.append(f"unlink {Path(args[0]).parent.parent.name}")
+        return found
+
+    with trapped(group.path, trap) as mine:
+        tasks = mine["a"].lease(2)
+        if by_update:
+            with mine.update() as update:
+                for task in tasks:
+                    update.complete(task)
+                update.insert("b", "next")
+        else:
+            mine["a"].complete(tasks)
+    assert [*group["a"].tasks()] == []
+    gone, over = said.index("unlink queue"), said.index("unlink movements")
+    is_synced = durability == "strict" or (durability == "default" and by_update)
+    assert ("sync queue" in said[gone:over]) == is_synced, said
+
+
 @pytest.mark.parametrize("where", ["write", "unlock"])
 def test_what_a_signal_handler_raises_comes_out_though_the_update_is_decided(tmp_path: Path, where: str) -> None:
     group, token = begun(tmp_path / "group", over_three)
