@@ -103,7 +103,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 def _is_again(item: pytest.Item) -> bool:
     """Return whether this is a test with batches of one, which runs with large ones, too."""
-    return isinstance(item, pytest.Function) and AGAIN in item.name
+    return isinstance(item, pytest.Function) and AGAIN in item.name.partition("[")[2]
 
 
 def _runs_again(item: pytest.Item) -> bool:

@@ -293,6 +293,7 @@ def test_who_looks_sees_at_once_that_the_queue_was_purged(q: Queue, clock: Manua
         assert look(other)
 
 
+@pytest.mark.batched
 def test_on_a_shared_mount_a_completion_asks_the_server_once_more(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_groups_are_bounded_in_bytes(q: Queue, monkeypatch: pytest.MonkeyPatch) 
     assert [size for size in sizes if size] == [4, 4, 2]
 
 
+@pytest.mark.batched
 def test_its_batches_are_no_larger_than_those_of_an_insert(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

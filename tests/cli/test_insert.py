@@ -493,6 +493,7 @@ def test_on_a_terminal_progress_is_shown_when_it_takes_long(
 # -- priorities --------------------------------------------------------------------------------------
 
 
+@pytest.mark.batched
 def test_a_field_of_each_payload_is_its_priority(queue: Queue) -> None:
     given = ['{"due":"b","n":1}', '{"n":2}', '"text"', '{"due":"a","n":3}', '{"due":null}', '{"due":7}']
     for some in (given[:-1], given[-1:]):  # in one input all priorities are texts, or all numbers
@@ -573,13 +574,14 @@ def test_a_line_that_is_too_long_for_a_key_is_named(fsqueue_cli: Run, queue: Que
     assert sorted(str(task.key) for task in queue.tasks()) == ["1", "3"]
 
 
-def test_a_queue_of_one_task_a_batch_refuses_the_first_line_with_a_key(
+@pytest.mark.once
+def test_a_queue_with_batches_of_one_refuses_the_first_line_with_a_key(
     fsqueue_cli: Run, queue_factory: QueueFactory
 ) -> None:
     queue = queue_factory(batch_tasks_max=1)
     result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"u":1}\n{"k":"2"}\n{"k":"3"}\n', code=2)
     assert result.stdout == "1\n"
-    assert "line 2 is no task for this queue: Task number 2 has a key, and the queue" in result.stderr
+    assert "line 2 is no task for this queue: it has a key, and the queue" in result.stderr
     assert [task.payload for task in queue.tasks()] == [{"u": 1}]
 
 
@@ -866,6 +868,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_no_success(
     assert done.stdout == ("3\n" if "--csv" in options else "4\n")
 
 
+@pytest.mark.batched
 def test_with_keys_the_insert_of_such_a_file_is_repeated(
     fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
