@@ -61,6 +61,7 @@ def test_the_workers_are_those_that_hold_tasks(queue: Queue) -> None:
     assert worker.life == "alive"
 
 
+@pytest.mark.batched
 def test_the_oldest_batch_with_a_task_to_do(queue: Queue) -> None:
     clock = ManualClock(T0)
     q = Queue(queue.path, clock=clock)
