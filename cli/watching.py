@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ import fsqueue
 from fsqueue.format import wording
 from fsqueue.views.rates import StatusRates, better_rates
 
+from . import process
 from .common import (
     DEAD_EXIT,
     TIMEOUT_EXIT,
@@ -47,7 +49,7 @@ from .printing import (
     say,
     say_in_colours,
 )
-from .silent_servers import PendingAnswer, no_answer, wait_while_answering
+from .silent_servers import PendingAnswer, ask, no_answer, wait_while_answering
 from .status_text import STATES, Look, copied, details, paused, progress_line, total
 from .targets import each_once, group_named, is_address, one_queue, path_given, place_of
 
@@ -541,7 +543,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
       9    drained, but there are dead letters
       124  the timeout ran out
       1    the queue was purged, or a commit with 'overwrite' replaced its tasks; or a gateway was away for 10 seconds
-      5    there is no such queue, or it was deleted
+      5    there is no such queue, or it was deleted; or the timeout ran out, and a file server does not answer
     """
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
@@ -571,10 +573,19 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
                 canvas.draw(partial(line, text=progress_line(total(looks) if len(looks) > 1 else looks[0])))
 
         try:
-            last = _wait([one.queue for one in watched], timeout_s, show if canvas is not None else None)
+            found = _wait(watched, timeout_s, show if canvas is not None else None)
         finally:
             if canvas is not None:
                 canvas.clear()
+        if found is None:
+            closing.pop_all()  # to close what lies on a silent file server may take for ever, too
+            if len(queues) == 1:
+                raise no_answer(path_given(queues[0]))
+            watched, errors = _opened(queues, match, None)
+            for error in errors.values():
+                complain(str(error))
+            found = fsqueue.wait([one.queue for one in watched], 0)
+        last = found
     for one, status in zip(watched, last, strict=True):
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})
@@ -593,13 +604,28 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
 
 
 def _wait(
-    sources: Sequence[AnySource], timeout_s: float | None, poll: Callable[[list[fsqueue.Status]], object] | None
-) -> list[fsqueue.Status]:
-    """Wait as `fsqueue.wait` does. A gateway's queue, or group, that is waited for alone does the waiting itself."""
+    watched: Sequence[Watched | _Awaited],
+    timeout_s: float | None,
+    poll: Callable[[list[fsqueue.Status]], object] | None,
+) -> list[fsqueue.Status] | None:
+    """Wait as `fsqueue.wait` does. None if the time is over, and a file server does not answer.
+
+    A gateway's queue, or group, that is waited for alone does the waiting itself.
+    """
+    sources = [one.queue for one in watched]
     alone = sources[0]
-    if len(sources) > 1 or isinstance(alone, fsqueue.Queue | fsqueue.GroupQueues):
-        return fsqueue.wait(sources, timeout_s, poll)
-    return [alone.wait(timeout_s, None if poll is None else lambda status: poll([status]))]
+    asks: Callable[[], list[fsqueue.Status]] = partial(fsqueue.wait, sources, timeout_s, poll)
+    if len(sources) == 1 and not isinstance(alone, fsqueue.Queue | fsqueue.GroupQueues):
+        remote = alone
+        asks = lambda: [remote.wait(timeout_s, None if poll is None else lambda status: poll([status]))]  # noqa: E731
+    paths = ", ".join(one.path for one in watched)
+    named = paths if len(watched) == 1 else f"one of {paths}"
+    if timeout_s is None:
+        with process.asking(named):
+            return asks()
+    answer = ask(named, asks, min(timeout_s, threading.TIMEOUT_MAX))
+    wait_while_answering([answer])
+    return answer.result() if answer.done() else None
 
 
 class _Awaited:

@@ -8,14 +8,18 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsqueue_cli import process as this_process
 from fsqueue_cli.process import ANSWERS, SILENT
 
-from tests.cli.conftest import Spawn
+import fsqueue
+from fsqueue import Group, Status
+from tests.cli.conftest import Run, Spawn
 from tests.conftest import QueueFactory
 from tests.waiting import PATIENCE_S, until
 
@@ -23,24 +27,33 @@ MNT_FORCE, MNT_DETACH = 1, 2
 
 
 @pytest.fixture
-def silent(tmp_path: Path) -> Iterator[Path]:
-    """A FUSE mount whose daemon never answers: as on NFS, whoever looks into it waits, and only dies of a signal."""
+def silence() -> Iterator[Callable[[Path], None]]:
+    """Yield what mounts a FUSE filesystem whose daemon never answers: as on NFS, whoever looks into it waits, and only
+    dies of a signal.
+    """
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("mounting takes root and /dev/fuse")
+    libc = ctypes.CDLL(None, use_errno=True)
+    with ExitStack() as ending:
+
+        def mount(place: Path) -> None:
+            device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+            ending.callback(os.close, device)  # who waits there gets an error then
+            options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+            if libc.mount(b"silent", os.fsencode(place), b"fuse", 0, options.encode()) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            ending.callback(libc.umount2, os.fsencode(place), MNT_DETACH)
+
+        yield mount
+
+
+@pytest.fixture
+def silent(tmp_path: Path, silence: Callable[[Path], None]) -> Path:
+    """Return a mount that never answers."""
     place = tmp_path / "silent"
     place.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
-        if libc.mount(b"silent", os.fsencode(place), b"fuse", 0, options.encode()) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        try:
-            yield place
-        finally:
-            libc.umount2(os.fsencode(place), MNT_DETACH)
-    finally:
-        os.close(device)  # who waits there gets an error now
+    silence(place)
+    return place
 
 
 @pytest.mark.slow
@@ -109,6 +122,39 @@ def test_of_several_queues_those_that_answer_are_told(
         assert "does not answer" in found[f"{silent}/q"]["error"]
     else:
         assert re.search(r"completed +3|live +0 +0 +0 +3|completed 3 of 3", out), out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_wait_ends_at_its_time_though_a_file_server_falls_silent_meanwhile(
+    fsqueue_cli: Run,
+    silence: Callable[[Path], None],
+    queue_factory: QueueFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_alone: bool,
+) -> None:
+    queue, real, waits = queue_factory("live"), fsqueue.wait, list[int]()
+    queue.insert(1)
+    (tmp_path / "root").mkdir()
+    group = Group.create(tmp_path / "root" / "group", durability="none")
+
+    def wait(sources: list[Any], *given: Any) -> list[Status]:
+        waits.append(len(sources))
+        if len(waits) == 1:
+            silence(tmp_path / "root")
+            os.stat(group.path)  # as each look at the group does
+        return real(sources, *given)
+
+    monkeypatch.setattr(fsqueue, "wait", wait)
+    named = [group.path] if is_alone else [queue.path, group.path]
+    result = fsqueue_cli("wait", *named, "--timeout", "0.1", "--json", code=5)
+    assert f"fsqueue: {group.path} does not answer, and is left out" in result.stderr
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["queue"], line.get("waiting")) for line in found] == (
+        [] if is_alone else [(str(queue.path), 1), (str(group.path), None)]
+    )
+    assert waits == [1] if is_alone else [2, 1]
 
 
 def test_what_the_threads_that_wait_are_asking_is_named() -> None:

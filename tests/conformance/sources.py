@@ -138,5 +138,3 @@ SOURCES: dict[str, Make] = {
     "gateway's selection": a_gateways_selection,
 }
 OF_SEVERAL = [kind for kind in SOURCES if not kind.endswith("queue")]
-OF_WORKERS = [kind for kind in SOURCES if kind != "gateway's selection"]
-"""Those that a worker takes: of a gateway it takes one queue (docs/serve.md, "Workers")."""

@@ -25,7 +25,7 @@ from fsqueue import (
 )
 from fsqueue.protocol import leasing
 from fsqueue.storage import queue_file
-from tests.conformance.sources import OF_SEVERAL, OF_WORKERS, SOURCES, Source
+from tests.conformance.sources import OF_SEVERAL, SOURCES, Source
 
 pytestmark = pytest.mark.once
 
@@ -181,7 +181,6 @@ def test_what_is_not_in_its_place_is_an_error_and_nothing_is_made_there(source: 
     assert source.wait(0).waiting == 1
 
 
-@pytest.mark.parametrize("source", OF_WORKERS, indirect=True)
 def test_a_worker_does_all_tasks_and_ends(source: Source) -> None:
     for queue in source.queues:
         queue.insert_many(range(4))
