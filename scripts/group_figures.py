@@ -9,7 +9,8 @@ Starts are lessees that begin while one queue, chosen by chance, has a task; and
 one in a queue that comes into being a moment later: seconds until that is leased, of the slowest.
 
 Pairs are a lease of one task and its completion, over groups and in a plain queue by turns. Each figure is the CPU time
-of this process, and what asking the queues costs at intervals is in it.
+of this process, and what asking the queues costs at intervals is in it. With them come loops that name their queue anew
+each time, beside such that hold it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import fsqueue
@@ -197,6 +199,28 @@ def pairs(place: str, rounds: int, count: int) -> dict[str, Any]:
     return {"pair_cpu_us": pair_s * 1e6} | {f"{name}_ratio": cpu_s / pair_s for name, cpu_s in found.items()}
 
 
+def by_name(place: str, rounds: int, count: int) -> dict[str, Any]:
+    """How many times what it costs with a queue that is held, `group[name]` takes in a loop: an insert, and a pair.
+
+    Ratios of CPU times, of the cheapest of the rounds of `count`, by turns.
+    """
+    group = fsqueue.Group.create(f"{place}/named", durability="none")
+    held = group["q"]
+    ratios = {}
+    for verb, of_held, of_named in (
+        ("insert", lambda: held.insert(PAYLOAD), lambda: group["q"].insert(PAYLOAD)),
+        ("pair", lambda: held.lease()[0].complete(), lambda: group["q"].lease()[0].complete()),
+    ):
+        held_s, named_s = least_s(rounds, *(partial(repeated, one, count) for one in (of_held, of_named)))
+        ratios[f"named_{verb}_ratio"] = named_s / held_s
+    return ratios
+
+
+def repeated(action: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        action()
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench-groups", description=__doc__.partition("\n")[0])
     parser.add_argument("--queues", type=int, default=QUEUES, help=f"queues in the group [{QUEUES:,}]")
@@ -257,6 +281,7 @@ def main(arguments: list[str]) -> None:
             found |= waits(path, given.queues, given.waits)
         if given.pairs:
             found |= pairs(place, given.rounds, given.pairs)
+            found |= by_name(place, given.rounds, given.pairs)
     finally:
         shutil.rmtree(place)
     if given.json:
