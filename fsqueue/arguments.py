@@ -8,8 +8,6 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-import orjson
-
 from fsqueue import forks
 from fsqueue.clock import duration_ms
 from fsqueue.errors import (
@@ -215,8 +213,8 @@ _TOLD_TEXTS = {
 _TOLD_NUMBERS = {"pid", "slurm_user"}
 
 
-def holder_of(holder: object) -> tuple[dict[str, Any], str]:
-    """Return what leases for another process say of it, also as JSON; InvalidArgument.
+def holder_of(holder: object) -> dict[str, Any]:
+    """Return what leases for another process say of it; InvalidArgument.
 
     It never has `process` nor `run`: by these a worker is proven dead, and this process cannot vouch for them.
     """
@@ -232,7 +230,7 @@ def holder_of(holder: object) -> tuple[dict[str, Any], str]:
                 f"holder has {shown(name)}: {shown(value)}. It takes {', '.join(sorted(_TOLD_TEXTS))}, texts of 1 to "
                 f"200 printable characters, and {', '.join(sorted(_TOLD_NUMBERS))}, numbers. Nothing was leased."
             )
-    return dict(holder), orjson.dumps(dict(holder)).decode()
+    return dict(holder)
 
 
 def one_of(name: str, value: object, known: Sequence[str]) -> None:
@@ -318,12 +316,15 @@ def task_to_insert(
     """Check what `insert` takes, and encode the task. InvalidArgument; InvalidTask; TaskTooLarge if the task is longer
     than `bytes_max`.
     """
-    task = one_task(payload, key, priority)
+    is_bare = key is None and priority is None and not isinstance(payload, Task)  # as most are
+    task = payload if is_bare else one_task(payload, key, priority)
     if strict:
-        task_file.check_unchanged(task.payload)
+        task_file.check_unchanged(payload if is_bare else task.payload)
     when = encoding.NOW
     if available_at is not None or type(delay_s) is not int or delay_s:
         when = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+    if is_bare:
+        return EncodedTask(task_file.encode_task(payload, bytes_max), when)
     return encoding.encode(task, bytes_max, default=when)
 
 

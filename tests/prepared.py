@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 from fsqueue import Group, LeasedTask
-from fsqueue.format import decisions, movements, names
+from fsqueue.format import decisions, names
 from fsqueue.format.decisions import LogName
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, DecisionFileName, UpdateId
 from fsqueue.format.task_file import encode_task
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.storage import listing
+from tests import record_lines
 
 U, V = UpdateId("0123456789abcdef"), UpdateId("f" * 16)
 FILE = DecisionFileName("0193f0c2a4b97c31a2d5e8f001234567")
@@ -49,23 +50,23 @@ class ByHand:
         return self.first.store.clock.now_ms()
 
     def complete(self) -> bytes:
-        return movements.complete(self.at, self.task.lease, [self.task.index], b'"done"', part=self.part)
+        return record_lines.complete(self.at, self.task.lease, [self.task.index], b'"done"', part=self.part)
 
     def insert(self, payload: object = "new") -> bytes:
         state = listing.read_replay_state(self.then.store, self.target)
         assert state is not None
         line = encode_task(payload, 1000)
-        return movements.insert(self.at, "1" * 16, state.count, line, part=self.part)
+        return record_lines.insert(self.at, "1" * 16, state.count, line, part=self.part)
 
     def prepare(self) -> None:
         add(self.first, self.source, self.complete())
         add(self.then, self.target, self.insert())
 
     def commit(self) -> bytes:
-        return movements.commit(self.at, U, 1)
+        return record_lines.commit(self.at, U, 1)
 
     def abort(self) -> bytes:
-        return movements.abort(self.at, U)
+        return record_lines.abort(self.at, U)
 
     @property
     def file(self) -> Path:

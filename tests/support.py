@@ -20,7 +20,7 @@ import pytest
 from fsqueue import LeasedTask, Queue, Task, TaskRef
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem, beneath
-from fsqueue.format import checkpoints, movements, names
+from fsqueue.format import checkpoints, names
 from fsqueue.format.layout import ordered_record
 from fsqueue.format.priority import Priority, rank_of
 from fsqueue.format.replay import ReplayState
@@ -494,7 +494,7 @@ def put_open(queue: Queue, tasks: list[tuple[Any, Priority | None]]) -> names.Ba
     with LockedBatch(store, batch, create=True) as locked:
         locked.log.name = name
         assert locked.read_lines() is not None
-        locked.write(transitions.opening(locked, name))
+        locked.log.write(transitions.opening(locked, name))
         for index, (payload, given) in enumerate(tasks):
             insert_into(locked, index, payload, given)
     return batch
@@ -503,5 +503,5 @@ def put_open(queue: Queue, tasks: list[tuple[Any, Priority | None]]) -> names.Ba
 def insert_into(locked: LockedBatch, index: int, payload: Any, given: Priority | None) -> None:
     """Append an `insert` record."""
     at = locked.store.clock.now_ms()
-    more = {} if given is None else {"priority": given}
-    locked.write(movements.record("insert", at, id=locked.store.entropy.hex16(), first=index, payload=payload, **more))
+    identity = locked.store.entropy.hex16()
+    locked.append_record("insert", at, id=identity, first=index, payload=payload, priority=given)

@@ -615,7 +615,7 @@ Ask = Callable[[Wire, int, float], list[dict[str, Any]]]
 def leasing(lease_s: float | None, up_to: str | int | None, holder: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a request for leases says. InvalidArgument."""
     check_lease(lease_s, up_to)
-    return {"lease_s": lease_s, "up_to": up_to, "holder": holder_of(holder)[0]}
+    return {"lease_s": lease_s, "up_to": up_to, "holder": holder_of(holder)}
 
 
 def lease_by(

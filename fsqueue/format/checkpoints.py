@@ -157,13 +157,13 @@ def _runs_of(outcome: int, states: States) -> list[Range]:
         codes, code, end = bytes(states.state), bytes((outcome,)), 0
         while (start := codes.find(code, end)) >= 0:
             end = len(codes) - len(codes[start:].lstrip(code))
-            runs.append((start, end))
+            runs.append([start, end])
     return runs
 
 
 def _entry(states: States, group: _Group, tasks: list[int]) -> dict[str, Any]:
     state, since, version, attempts, lease, is_solo, error, replaced = group
-    ranges = movements.to_ranges(tasks) if len(tasks) > 1 else [(tasks[0], tasks[0] + 1)]
+    ranges = movements.to_ranges(tasks) if len(tasks) > 1 else [[tasks[0], tasks[0] + 1]]
     found: dict[str, Any] = {"state": _STATES[state], "tasks": ranges, "since": since, "version": version}
     if attempts:
         found["attempts"] = attempts

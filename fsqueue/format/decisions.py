@@ -114,13 +114,6 @@ class DecisionState:
                 self._apply(line)
         return max(0, sparse.end_of(pieces, begin) - self.end)
 
-    def replay_own(self, line: bytes, at: int, update: UpdateId, logs: tuple[LogName, ...]) -> None:
-        """Do what a replay of this line does, which `commit` has just built, and which stands at `end`."""
-        if not self.is_gone:
-            self.first.setdefault(update, Decision("commit", logs))
-            self.at = max(self.at, at)
-        self.end += len(line)
-
     def about(self, update: UpdateId) -> Decision | None:
         """Return what is decided about an update; None if nothing is. Nothing can be any more if the file is gone."""
         return self.first.get(update, ABORTED if self.is_gone else None)

@@ -1,7 +1,7 @@
-"""The records of a movement log, built and parsed (docs/format.md, "Movement logs").
+"""The records of a movement log: values, their lines, and back (docs/format.md, "Movement logs").
 
-A record is one line of JSON with at least `op` and `at` (ms). Builders return bytes with the
-newline. The two of the hot path are put together by hand, the others by orjson.
+A record is the object that its line decodes to, with at least `op` and `at` (ms). A process that decides upon a record
+makes it, lets `ReplayState.apply` act upon it, and writes its line; a reader decodes the line, and does the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import orjson
 from fsqueue.format import nesting, task_file
 from fsqueue.format.decisions import LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
+from fsqueue.format.priority import Priority
 
-Range = tuple[int, int]
+Range = list[int]
+"""Its begin and its end, as JSON has it."""
+Record = dict[str, Any]
 
 TIME_MAX = 10**14
 """As late as any time in a record but `at`; and as long as any work."""
@@ -29,29 +32,25 @@ def to_ranges(tasks: Sequence[int]) -> list[Range]:
     """Return task indices as half-open ranges, in ascending order."""
     ordered = sorted(tasks)
     if ordered == list(range(ordered[0], ordered[-1] + 1)):  # as in most cases; and one task
-        return [(ordered[0], ordered[-1] + 1)]
+        return [[ordered[0], ordered[-1] + 1]]
     ranges: list[Range] = []
     start = last = ordered[0]
     for index in ordered[1:]:
         if index != last + 1:
-            ranges.append((start, last + 1))
+            ranges.append([start, last + 1])
             start = index
         last = index
-    ranges.append((start, last + 1))
+    ranges.append([start, last + 1])
     return ranges
 
 
-def from_ranges(ranges: Iterable[Range]) -> list[int]:
+def from_ranges(ranges: Iterable[Sequence[int]]) -> list[int]:
     """Return the indices in half-open ranges."""
     return [index for start, end in ranges for index in range(start, end)]
 
 
-def _ranges(tasks: Sequence[int]) -> str:
-    return ",".join([f"[{start},{end}]" for start, end in to_ranges(tasks)])
-
-
 class UpdatePart(NamedTuple):
-    """Say that a record is a part of an update: what `insert`, `complete` and `record` add to it."""
+    """Say that a record is a part of an update: which fields it adds to it."""
 
     update: UpdateId
     file: DecisionFileName | None = None
@@ -64,90 +63,82 @@ class UpdatePart(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the fields, for `record`."""
+        """Return these fields."""
         if self.file is None:
             return {"update": self.update}
         fields = {"update": self.update, "file": self.file, "patience": self.patience_ms}
-        return fields if self.beside is None else {**fields, "beside": list(self.beside)}
-
-    @property
-    def text(self) -> str:
-        """Return the fields as JSON, with a comma before each. Names have no character that JSON would escape."""
-        update, file, patience_ms, beside = self
-        if file is None:
-            return f',"update":"{update}"'
-        if beside is None:
-            return f',"update":"{update}","file":"{file}","patience":{patience_ms}'
-        first = f'["{beside.directory}","{beside.generation}","{beside.batch}"]'
-        return f',"update":"{update}","file":"{file}","patience":{patience_ms},"beside":{first}'
+        return fields if self.beside is None else {**fields, "beside": [*self.beside]}
 
 
-def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
-    """Return a `lease` record. `worker` is JSON; `several`: the call may hold more tasks; `move` is from `moving`."""
-    ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
-    more = ',"several":true' if several else ""
-    return (
-        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{ranges}],"until":{until},"worker":{worker}{more}{move}}}\n'
-    ).encode()
+def record(op: str, at: int, **fields: Any) -> Record:
+    """Return a record; fields that are None are left out."""
+    return {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
 
 
-def complete(
-    at: int,
-    lease: str,
-    tasks: Sequence[int],
-    result: bytes | None = None,
-    took: int | list[int] | None = None,
-    used: Sequence[Sequence[int] | None] | None = None,
-    part: UpdatePart | None = None,
-) -> bytes:
-    """Return a `complete` record. `result` is JSON; `took` and `used` come from `worktimes`; `part`: of an update."""
-    ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
-    more = "" if result is None else f',"result":{result.decode()}'
-    if took is not None:
-        more += f',"took":{str(took).replace(" ", "")}'
-    if used is not None:
-        more += f',"used":{orjson.dumps(used).decode()}'
-    if part is not None:
-        more += part.text
-    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{ranges}]{more}}}\n'.encode()
+def encode(record: Record) -> bytes:
+    """Return the line of a record, with its newline."""
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: Record, several: bool) -> Record:
+    """Return a `lease` record. `several`: the call may hold more tasks."""
+    made = {"op": "lease", "at": at, "lease": lease, "tasks": to_ranges(tasks), "until": until, "worker": worker}
+    if several:
+        made["several"] = True
+    return made
+
+
+def completion(at: int, lease: str, tasks: Sequence[int], result: bytes, **more: Any) -> tuple[Record, bytes]:
+    """Return a `complete` record with a result, which is JSON, and its line. `more`: its other fields."""
+    made = {"op": "complete", "at": at, "lease": lease, "tasks": to_ranges(tasks), "result": None, **more}
+    return _with_json(made, "result", result)
+
+
+def replacement(
+    at: int, lease: str | None, version: int | None, task: int, payload: bytes, part: UpdatePart
+) -> tuple[Record, bytes]:
+    """Return a `replace` record of an update, and its line. `payload` is JSON. Without a lease it names a version."""
+    made = record("replace", at, version=version, lease=lease, tasks=to_ranges([task]), **part.fields)
+    return _with_json(made, "payload", payload)
+
+
+def _with_json(made: Record, field: str, value: bytes) -> tuple[Record, bytes]:
+    """Return a record with one more field, and its line, in which that stands as it came."""
+    made[field] = orjson.Fragment(value)
+    line = encode(made)
+    made[field] = orjson.loads(value)
+    return made, line
 
 
 def insert(
-    at: int, identity: str, first: int, task: bytes, available_at: int = 0, part: UpdatePart | None = None
-) -> bytes:
-    """Return an `insert` record. `task` is the task's line as it would stand in a task file: an object, a newline.
+    at: int,
+    identity: str,
+    first: int,
+    task: bytes,
+    available_at: int = 0,
+    priority: Priority | None = None,
+    part: UpdatePart | None = None,
+) -> tuple[Record, bytes]:
+    """Return an `insert` record, and its line. `task` is the task's line as it would stand in a task file: an object, a
+    newline. `part`: of an update.
 
-    `part`: of an update.
+    The record has `cut` in place of the payload, as one in the history: a process that inserts many tasks keeps their
+    lines only.
     """
-    later = f'"available_at":{available_at},' if available_at else ""
-    of = "" if part is None else part.text
-    return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first}{of},{later}'.encode() + task[1:]
-
-
-def replace(at: int, lease: str | None, version: int, task: int, payload: bytes, part: UpdatePart) -> bytes:
-    """Return a `replace` record of an update. `payload` is JSON. Without a lease it names the `version` seen."""
-    of = f'"version":{version}' if lease is None else f'"lease":"{lease}"'
-    return (
-        f'{{"op":"replace","at":{at},{of},"tasks":[[{task},{task + 1}]]{part.text},"payload":'.encode()
-        + payload
-        + b"}\n"
-    )
+    made: Record = {"op": "insert", "at": at, "id": identity, "first": first}
+    if part is not None:
+        made |= part.fields
+    if available_at:
+        made["available_at"] = available_at
+    line = b"%b,%b" % (orjson.dumps(made)[:-1], task[1:])
+    made["cut"] = 0
+    if priority is not None:
+        made["priority"] = priority
+    return made, line
 
 
 COMMIT = b'{"op":"commit",'
 """Begins the record at which the records of an update act."""
-
-
-def commit(at: int, update: UpdateId, of: int) -> bytes:
-    """Return the record at which the records of an update in this log act; `of` is their number."""
-    return f'{{"op":"commit","at":{at},"update":"{update}","of":{of}}}\n'.encode()
-
-
-def abort(at: int, update: UpdateId) -> bytes:
-    """Return the record that makes the prepared records of an update in this log void."""
-    return record("abort", at, update=update)
-
-
 SEAL = b'{"op":"seal",'
 """What the line of a `seal` begins with."""
 INSERT = b'{"op":"insert",'
@@ -185,17 +176,6 @@ def cut(line: bytes, payload_bytes_max: int | None, shorten: bool = True) -> byt
     spared = max(0, spared - len(str(spared)) + 1)
     short = b'%s,"cut":%d}' % (head[0], spared)
     return short + b" " * (len(line) - spared - len(short))
-
-
-def moving(source: object, target: object) -> str:
-    """Return the fields of a record that renames the task file: its names before and after."""
-    return f',"from":"{source}","name":"{target}"'
-
-
-def record(op: str, at: int, **fields: Any) -> bytes:
-    """Return any record; fields that are None are left out."""
-    full = {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
-    return orjson.dumps(full, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def took_ms(record: dict[str, Any], index: int) -> int | None:

@@ -1,7 +1,8 @@
-"""Replay the records of a movement log into the state of each task (docs/format.md, "Movement logs").
+"""Apply the records of a movement log to the state of each task (docs/format.md, "Movement logs").
 
 Pure: no clock, no input or output. Any bytes replay to a valid state, and any prefix of them. Two readers of the same
-bytes get the same state. A record may apply to some of its tasks only, or to none. It changes nothing for the others.
+bytes get the same state, and so does the process that writes them. A record may apply to some of its tasks only, or to
+none. It changes nothing for the others.
 
 A record of an update applies to all of its tasks or to none. It is judged where it stands, and acts at the `commit` of
 its update, where nothing is judged again: between the two its tasks are frozen, and the log's time cannot be corrected.
@@ -16,10 +17,9 @@ from typing import Any
 from fsqueue.clock import MS_MAX
 from fsqueue.format import checkpoints, movements, names, priority, sparse
 from fsqueue.format.checkpoints import Stretch
-from fsqueue.format.movements import UpdatePart
-from fsqueue.format.names import UpdateId
+from fsqueue.format.movements import Record
 from fsqueue.format.priority import Priority
-from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States, Verdict
+from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "ReplayState"]
 
@@ -35,7 +35,7 @@ PATIENCE_MS = (5_000, 3_600_000)
 """A prepared record asks for no shorter and no longer patience than these, whatever it says."""
 DEPENDS = "depends"
 """A record of an update that changes nothing. It freezes tasks as they are, and is void if they are not so."""
-Records = Iterable[tuple[int, dict[str, Any]]]
+Records = Iterable[tuple[int, Record]]
 """Parsed records, each with its offset."""
 
 
@@ -60,10 +60,10 @@ class ReplayState(States):
         self.stretch = Stretch()
         self.disputed: list[int] = []
         """The offsets of checkpoints that contradict the records before them."""
-        self.run: list[tuple[int, dict[str, Any]]] = []
+        self.run: list[tuple[int, Record]] = []
         """Records of an update that has no decision file, with their offsets: the last records so far. They are judged
         at their `commit`, and void if another record comes first."""
-        self.acted: list[tuple[int, dict[str, Any]]] = []
+        self.acted: list[tuple[int, Record]] = []
         """What acted at the last record of an update, with its offsets: nothing, unless it was a `commit`."""
         super().__init__()
 
@@ -71,23 +71,19 @@ class ReplayState(States):
         """Replay the whole lines in `data`, which begins at `offset` of the log. Return how many bytes they are."""
         end = data.rfind(b"\n") + 1
         if end:
+            data, at = data[:end], offset
             if checkpoints.MARK in data:
-                self.replay_pieces([(offset, data[:end])], offset)
-            else:
-                self.replay_own(data[:end], offset)
-                self.stretch.cover(data[:end])
+                self.replay_pieces([(offset, data)], offset)
+                return end
+            for line in data[:-1].split(b"\n"):
+                record = movements.parse(line)
+                if record is not None:
+                    self.apply(record, at)
+                else:
+                    self.damaged += 1
+                at += len(line) + 1
+            self.stretch.cover(data)
         return end
-
-    def replay_own(self, data: bytes, offset: int) -> None:
-        """Replay whole lines without a checkpoint among them. Leave the stretch alone: they may not be written yet."""
-        at = offset
-        for line in data[:-1].split(b"\n"):
-            record = movements.parse(line)
-            if record is not None:
-                self.apply(record, at)
-            else:
-                self.damaged += 1
-            at += len(line) + 1
 
     def replay_pieces(self, pieces: Iterable[sparse.Piece], begin: int) -> int:
         """Replay the whole lines in the pieces of a log from `begin` on. Return the offset where the last one ends."""
@@ -107,7 +103,7 @@ class ReplayState(States):
                 self.stretch.cover(b"")
         return end
 
-    def _accept_checkpoint(self, record: dict[str, Any], here: int, end: int) -> bool:
+    def _accept_checkpoint(self, record: Record, here: int, end: int) -> bool:
         """Compare a checkpoint with the records before it. If it is sound, begin a stretch at its end and return True.
 
         Skip a checkpoint that says another offset than its own, or that restates other bytes. Either it was written
@@ -163,12 +159,14 @@ class ReplayState(States):
         state.stretch = Stretch(found.end, found.end - found.here)
         return state
 
-    def apply(self, record: dict[str, Any], offset: int) -> None:
-        """Apply one parsed record that stands at `offset`."""
+    def apply(self, record: Record, offset: int) -> bool:
+        """Apply a record that stands at `offset`, or is about to be written there. Return whether it applies, to any of
+        its tasks. One of an update that is not written yet, or has a decision file, may only act later.
+        """
         op, at = record["op"], record["at"]
         handler = _HANDLERS.get(op) if not self.run and "update" not in record else self._in_update(record, offset)
         if handler is None or self.gone or at > AT_MAX:
-            return
+            return False
         if at < self.at:
             at = self.at
         try:
@@ -178,11 +176,16 @@ class ReplayState(States):
         if applied:
             self.at = at if op != "clock" else record["at"]
         if "name" in record or "from" in record:  # also if it does not apply: its author may have renamed all the same
-            for name in (record.get("from"), record.get("name")):
-                if type(name) is str and names.parse_task_file(name) is not None:
-                    self.mention(name)
+            self.take_in_names(record)
+        return applied
 
-    def apply_all(self, records: Iterable[tuple[int, dict[str, Any]]], inserts: dict[int, dict[str, Any]]) -> None:
+    def take_in_names(self, record: Record) -> None:
+        """Take in the names of the task file that a record mentions."""
+        for name in (record.get("from"), record.get("name")):
+            if type(name) is str and names.parse_task_file(name) is not None:
+                self.mention(name)
+
+    def apply_all(self, records: Records, inserts: dict[int, Record]) -> None:
         """Apply parsed records, each with its offset. Keep in `inserts` those that insert a task, by its index.
 
         It does what `apply` does with each. Most records of a log complete one task under the lease that holds it:
@@ -236,7 +239,7 @@ class ReplayState(States):
                 state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
         self._have_completed(completed, now)
 
-    def effective(self, records: Records) -> Iterator[tuple[int, dict[str, Any]]]:
+    def effective(self, records: Records) -> Iterator[tuple[int, Record]]:
         """Apply records, and yield each one with its offset behind that, in the order in which they act.
 
         A record of an update is held back until the `commit` at which it acts. Those that do not act are left out, and
@@ -249,7 +252,7 @@ class ReplayState(States):
             else:
                 yield from self.acted
 
-    def _in_update(self, record: dict[str, Any], offset: int) -> Handler | None:
+    def _in_update(self, record: Record, offset: int) -> Handler | None:
         """Return what applies a record of an update, or one that ends a run of such records; None if it is void."""
         run, self.run, self.acted = self.run, [], []
         if "update" not in record:
@@ -271,85 +274,13 @@ class ReplayState(States):
             self.run.append((offset, record))
         return _held_back
 
-    def give_own(self, update: UpdateId, of: int | None, at: int) -> None:
-        """Do what a replay of the outcome of a prepared update does that is about to be appended: of a `commit`, with
-        its `of`; None: of an `abort`. `at` is not before the log's time.
-        """
-        self.run, self.acted = [], []
-        if _give_up(self, update) if of is None else _let_act(self, update, of):
-            self.at = at
-
-    def prepare_completion(
-        self, part: UpdatePart, at: int, lease: str, index: int, more: dict[str, Any], offset: int
-    ) -> bool:
-        """Do what a replay of the prepared `complete` of one task does that is about to be appended at `offset`. Return
-        whether it applies: it is judged as strictly. `more` are its fields of `worktimes`; `at` is not before the log's
-        time.
-        """
-        latest, prepared = self.leases.get(lease), self._prepared_of(part)
-        if latest is None or prepared is None or not 0 <= index < self.count:
-            return False
-        if self.state[index] != LEASED or self.holder[index] is not latest or index in self.frozen:
-            return False
-        tasks = [index]
-        self.freeze(prepared, tasks)
-        record = {"op": "complete", "at": at, "lease": lease, "tasks": [[index, index + 1]], **more, **part.fields}
-        self._keep_prepared(prepared, part, at, offset, record, tasks)
-        return True
-
-    def prepare_insert(
-        self,
-        part: UpdatePart,
-        at: int,
-        identity: str,
-        index: int,
-        available_at: int,
-        priority: Priority | None,
-        offset: int,
-    ) -> bool:
-        """Do what a replay of a prepared `insert` does that is about to be appended at `offset`, but keep no payload.
-        Return whether it applies: it is judged as strictly. `at` is not before the log's time.
-        """
-        prepared = self._prepared_of(part)
-        if prepared is None or not self.may_insert(identity, index):
-            return False
-        self.reserve(identity, index, at, offset)
-        record = {"op": "insert", "at": at, "id": identity, "first": index, **part.fields}
-        if available_at:
-            record["available_at"] = available_at
-        if priority is not None:
-            record["priority"] = priority
-        self._keep_prepared(prepared, part, at, offset, record, (index, available_at, priority))
-        return True
-
-    def _prepared_of(self, part: UpdatePart) -> Prepared | None:
-        """Return where the prepared records are kept of an own update; None if another one would be void."""
-        update, file = part.update, part.file
-        prepared = self.prepared.get(update)
-        if file is None or self.gone:
-            return None
-        if prepared is None:
-            return Prepared(update, file, PATIENCE_MS[0])
-        return prepared if prepared.file == file else None
-
-    def _keep_prepared(
-        self, prepared: Prepared, part: UpdatePart, at: int, offset: int, record: dict[str, Any], verdict: Verdict
-    ) -> None:
-        self.run, self.acted = [], []  # the record of an update ends a run of others
-        prepared.records.append((offset, at, record))
-        prepared.verdicts.append(verdict)
-        if part.patience_ms > prepared.patience_ms:
-            prepared.patience_ms = min(part.patience_ms, PATIENCE_MS[1])
-        self.prepared[part.update] = prepared
-        self.at = at
-
     def _have_completed(self, tasks: int, at: int) -> None:
         """Count tasks that were completed, the last one at `at`; the log's time, if none was."""
         self.at = at
         self.remaining -= tasks
         self.done[COMPLETED] += tasks
 
-    def _tasks(self, record: dict[str, Any]) -> list[int]:
+    def _tasks(self, record: Record) -> list[int]:
         """Return the indices in a record's ranges. TypeError or ValueError if they are no ascending ranges of tasks."""
         ranges = record["tasks"]
         if type(ranges) is not list:
@@ -392,12 +323,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _lease_id(record: dict[str, Any]) -> str | None:
+def _lease_id(record: Record) -> str | None:
     lease = record.get("lease")
     return None if lease is None else _text(lease)
 
 
-def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _open(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     if replay_state.opened:
         return False
     inserts = record.get("inserts")
@@ -409,12 +340,12 @@ def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     return True
 
 
-def _insert(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _insert(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     identity, index, available_at, wanted = _inserted(record)
     return replay_state.insert(at, identity, index, available_at, offset, wanted)
 
 
-def _inserted(record: dict[str, Any]) -> tuple[str, int, int, Priority | None]:
+def _inserted(record: Record) -> tuple[str, int, int, Priority | None]:
     """Return the id of an `insert`, the task's index, from when it is available (ms), and its priority."""
     identity, first, available_at = _text(record["id"]), record["first"], _time(record.get("available_at", 0))
     if type(first) is not int or record.keys().isdisjoint(PAYLOAD):
@@ -423,7 +354,7 @@ def _inserted(record: dict[str, Any]) -> tuple[str, int, int, Priority | None]:
     return identity, first, available_at, None if given is None or priority.fault(given) is not None else given
 
 
-def _seal(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _seal(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """End the inserts. The record's other fields are for readers that begin at the end of the log."""
     if not replay_state.takes_inserts:
         return False
@@ -431,7 +362,7 @@ def _seal(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     return True
 
 
-def _lease(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _lease(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     worker = record.get("worker")
     given = replay_state.lease(
         at,
@@ -445,19 +376,24 @@ def _lease(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
     return bool(given)
 
 
-def _renew(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _renew(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     return bool(
         replay_state.renew(at, _text(record["lease"]), replay_state._tasks(record), _time(record["until"]), offset)
     )
 
 
-def _complete(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    done = replay_state.complete(at, _text(record["lease"]), replay_state._tasks(record), offset, record.get("result"))
-    _keep_work(replay_state, record, done)
+def _complete(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
+    done = replay_state.held(replay_state._tasks(record), _text(record["lease"]))
+    _complete_held(replay_state, record, at, offset, done)
     return bool(done)
 
 
-def _keep_work(replay_state: ReplayState, record: dict[str, Any], done: list[int]) -> None:
+def _complete_held(replay_state: ReplayState, record: Record, at: int, offset: int, done: list[int]) -> None:
+    replay_state.complete(at, done, offset, record.get("result"))
+    _keep_work(replay_state, record, done)
+
+
+def _keep_work(replay_state: ReplayState, record: Record, done: list[int]) -> None:
     """Keep how long the work on completed tasks took, and what it used, as far as their record tells."""
     if "took" in record:
         replay_state.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
@@ -469,7 +405,7 @@ _OF_ONE = frozenset(("op", "at", "lease", "tasks", "result", "took", "used"))
 """The fields of a `complete` record that does nothing but complete: it names no task file."""
 
 
-def _note_used(replay_state: ReplayState, record: dict[str, Any], tasks: list[int]) -> None:
+def _note_used(replay_state: ReplayState, record: Record, tasks: list[int]) -> None:
     """Take in what the attempts used that a record ends. Where it does not tell, forget what earlier ones used."""
     for index in tasks:
         used = movements.used(record, index)
@@ -479,7 +415,7 @@ def _note_used(replay_state: ReplayState, record: dict[str, Any], tasks: list[in
             replay_state.used.pop(index, None)
 
 
-def _release(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _release(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     return bool(
         replay_state.give_back(
             _text(record["lease"]), replay_state._tasks(record), _time(record["available_at"]), offset
@@ -487,7 +423,7 @@ def _release(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
     )
 
 
-def _fail(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _fail(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     available_at, error = _time(record["available_at"]), _text(record["error"])
     failed = replay_state.give_back(_text(record["lease"]), replay_state._tasks(record), available_at, offset, error)
     if "used" in record or replay_state.used:
@@ -495,7 +431,7 @@ def _fail(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     return bool(failed)
 
 
-def _bury(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _bury(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     lease, reason, worker = _lease_id(record), _text(record["reason"]), record.get("worker")
     holder = worker if type(worker) is dict else None
     buried = replay_state.bury(at, lease, replay_state._tasks(record), reason, offset, holder)
@@ -504,30 +440,30 @@ def _bury(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     return bool(buried)
 
 
-def _cancel(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _cancel(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     tasks, versions = replay_state._tasks(record), record.get("versions")
     if versions is not None and (type(versions) is not list or len(versions) != len(tasks)):
         raise ValueError
     return bool(replay_state.cancel(at, _lease_id(record), tasks, versions, offset))
 
 
-def _revoke(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _revoke(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     return bool(replay_state.revoke(at, _lease_id(record), replay_state._tasks(record), offset))
 
 
-def _replace(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _replace(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     tasks, payload = replay_state._tasks(record), record["payload"]
     if len(tasks) != 1:
         raise ValueError
     return replay_state.replace(at, _lease_id(record), tasks[0], record.get("version"), payload, offset)
 
 
-def _move(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _move(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Change nothing: only the names of a `move` count."""
     return True
 
 
-def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _clock(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Correct the time of the log: the record's own `at` counts, although it is smaller than the one before."""
     tasks, since = replay_state._tasks(record), record["since"]
     if replay_state.prepared:
@@ -539,14 +475,14 @@ def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
     return True
 
 
-def _finish(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _finish(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     if replay_state.remaining or not replay_state.opened or replay_state.prepared:
         return False
     replay_state.finished = True
     return True
 
 
-def _counted(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _counted(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     if not replay_state.finished:
         return False
     offset_there = record["offset"]
@@ -559,12 +495,12 @@ def _counted(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
     return True
 
 
-def _gone(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _gone(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     replay_state.gone = True
     return True
 
 
-Handler = Callable[[ReplayState, dict[str, Any], int, int], bool]
+Handler = Callable[[ReplayState, Record, int, int], bool]
 _HANDLERS: dict[str, Handler] = {
     "open": _open,
     "insert": _insert,
@@ -592,12 +528,12 @@ it raises KeyError, TypeError or ValueError before it changes anything.
 # -- updates --------------------------------------------------------------------------------------
 
 
-def _held_back(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _held_back(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Change nothing: the record is in `run`, and its `commit` judges it."""
     return False
 
 
-def _prepare(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _prepare(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Judge a record of an update that a decision file decides. Keep it if it applies to all of its tasks."""
     update, file = record["update"], names.parse_decisions(record["file"])  # `_in_update` has parsed the update
     patience_ms = _time(record.get("patience", 0))
@@ -611,7 +547,7 @@ def _prepare(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
     return True
 
 
-def _judge(replay_state: ReplayState, prepared: Prepared, record: dict[str, Any], at: int, offset: int) -> bool:
+def _judge(replay_state: ReplayState, prepared: Prepared, record: Record, at: int, offset: int) -> bool:
     """Note a record of an update, if it applies to all of its tasks where it stands. Return whether it does."""
     op = record["op"]
     if op == "insert":
@@ -630,35 +566,35 @@ def _judge(replay_state: ReplayState, prepared: Prepared, record: dict[str, Any]
     return True
 
 
-def _is_held(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _is_held(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     return replay_state.held(tasks, _text(record["lease"])) == tasks
 
 
-def _may_renew(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _may_renew(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     _time(record["until"])
     return _is_held(replay_state, record, at, tasks) and all(at < replay_state.since[index] for index in tasks)
 
 
-def _may_return(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _may_return(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     _time(record["available_at"])
     if record["op"] == "fail":
         _text(record["error"])
     return _is_held(replay_state, record, at, tasks)
 
 
-def _is_held_or_free(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _is_held_or_free(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     lease = _lease_id(record)
     if lease is not None:
         return replay_state.held(tasks, lease) == tasks
     return all(replay_state.is_free(index, at) for index in tasks)
 
 
-def _may_bury(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _may_bury(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     _text(record["reason"])
     return _is_held_or_free(replay_state, record, at, tasks)
 
 
-def _may_cancel(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _may_cancel(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     seen = [replay_state.version[index] for index in tasks]
     named = record.get("versions")
     if named is not None and (type(named) is not list or len(named) != len(tasks)):
@@ -666,13 +602,13 @@ def _may_cancel(replay_state: ReplayState, record: dict[str, Any], at: int, task
     return _is_held_or_free(replay_state, record, at, tasks) and (_lease_id(record) is not None or named == seen)
 
 
-def _may_replace(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _may_replace(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     if len(tasks) != 1 or "payload" not in record or not _is_held_or_free(replay_state, record, at, tasks):
         return False
     return _lease_id(record) is not None or record.get("version") == replay_state.version[tasks[0]]
 
 
-def _may_depend(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+def _may_depend(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
     lease, versions = _lease_id(record), record.get("versions")
     if not all(map(replay_state.may_share, tasks)):
         return False
@@ -683,7 +619,7 @@ def _may_depend(replay_state: ReplayState, record: dict[str, Any], at: int, task
     return type(versions) is list and versions == [replay_state.version[index] for index in tasks]
 
 
-_IN_UPDATES: dict[str, Callable[[ReplayState, dict[str, Any], int, list[int]], bool]] = {
+_IN_UPDATES: dict[str, Callable[[ReplayState, Record, int, list[int]], bool]] = {
     "insert": lambda replay_state, record, at, tasks: True,
     "renew": _may_renew,
     "complete": _is_held,
@@ -699,24 +635,17 @@ If a field is missing or wrong, it returns False, or raises KeyError, TypeError 
 """
 
 
-def _commit(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _commit(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Let the prepared records of an update act, if they are as many as the `commit` says."""
-    of = record["of"] if record["update"] in replay_state.prepared else None
-    return type(of) is int and _let_act(replay_state, record["update"], of)
-
-
-def _let_act(replay_state: ReplayState, update: UpdateId, of: int) -> bool:
-    prepared = replay_state.prepared.get(update)
-    if prepared is None or of != len(prepared.records):
+    prepared = replay_state.prepared.get(record["update"])
+    if prepared is None or type(record["of"]) is not int or record["of"] != len(prepared.records):
         return False
-    del replay_state.prepared[update]
+    del replay_state.prepared[prepared.update]
     _act(replay_state, prepared)
     return True
 
 
-def _commit_run(
-    run: list[tuple[int, dict[str, Any]]], replay_state: ReplayState, record: dict[str, Any], at: int, offset: int
-) -> bool:
+def _commit_run(run: list[tuple[int, Record]], replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Let the records of an update act that stand directly before its `commit`: all, or none if one does not apply."""
     update, of = names.parse_update(record["update"]), record["of"]
     if update is None or type(of) is not int or of != len(run):
@@ -748,8 +677,7 @@ def _act(replay_state: ReplayState, prepared: Prepared) -> None:
             index, available_at, wanted = verdict
             replay_state.bring(at, index, available_at, offset, wanted)
         elif op == "complete":
-            replay_state.complete_held(at, verdict, offset, record.get("result"))
-            _keep_work(replay_state, record, verdict)
+            _complete_held(replay_state, record, at, offset, verdict)
         elif op == "renew":
             replay_state.extend(verdict, record["until"], offset)
         elif op != DEPENDS:
@@ -758,13 +686,9 @@ def _act(replay_state: ReplayState, prepared: Prepared) -> None:
     replay_state.expect_again(prepared)
 
 
-def _abort(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+def _abort(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Make the prepared records of an update void. The indices of its inserts have no task."""
-    return _give_up(replay_state, record["update"])
-
-
-def _give_up(replay_state: ReplayState, update: UpdateId) -> bool:
-    prepared = replay_state.prepared.pop(update, None)
+    prepared = replay_state.prepared.pop(record["update"], None)
     if prepared is None:
         return False
     replay_state.thaw(prepared)
@@ -808,7 +732,7 @@ _NEEDED: dict[str, dict[str, Callable[[Any], object]]] = {
 """The fields that each kind of record needs to apply at all, and the check of each field's type."""
 
 
-def is_well_formed(record: dict[str, Any]) -> bool:
+def is_well_formed(record: Record) -> bool:
     """Return whether a parsed record has the fields that its `op` needs; True if the `op` is not known.
 
     A well-formed record may still not apply: that depends on the records before it.

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsqueue.format import movements
+from fsqueue.format.movements import Record
 from fsqueue.format.names import BATCH_TASKS_MAX, UpdateId
 from fsqueue.format.task_states import AVAILABLE, LEASED, SKIPPED, Lease, States
 
 TOUCHED_MOST = 100
 """In a batch with more touched tasks only the counts are compared: a test that leases 1,000 tasks one by one would
 otherwise look at half a million."""
+
+
+def misread(record: Record, line: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the number of an invariant, and a clause, if a reader of the line gets another record."""
+    read, meant = movements.parse(line[:-1]), movements.parse(movements.encode(record)[:-1])
+    if read is not None and "cut" in record:  # its payload is in the line alone
+        read = {name: value for name, value in read.items() if name not in ("payload", "b64", "key")} | {"cut": 0}
+    if read != meant:
+        yield 6, f"the record {meant} has the line {line!r}"
 
 
 def broken(states: States) -> Iterator[tuple[int, str]]:

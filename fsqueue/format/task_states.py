@@ -554,34 +554,6 @@ class States:
         self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None = None
     ) -> bool:
         """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
-        if not self._add(at, identity, index, available_at, offset, priority):
-            return False
-        self.inserted_at = at
-        if available_at:
-            self.touched.add(index)
-            heappush(self._returns, (available_at, index))
-        elif self.is_ranked:
-            self._offer(index)
-        else:
-            self._end = self.count
-        return True
-
-    def insert_at_once(
-        self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None
-    ) -> bool:
-        """Add a task as a part of an update that is one write: do what `reserve` and `bring` do. Return whether it was
-        added.
-        """
-        if not self._add(at, identity, index, available_at, offset, priority):
-            return False
-        self.inserted_at = max(self.inserted_at, at)
-        self.touched.add(index)
-        heappush(self._returns, (available_at, index))
-        return True
-
-    def _add(
-        self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None
-    ) -> bool:
         if self.inserts is None or self.sealed or self.finished:  # `may_insert`, without a frame of its own
             return False
         if identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
@@ -602,6 +574,14 @@ class States:
         self.insert_ids.add(identity)
         self.count = index + 1
         self.remaining += 1
+        self.inserted_at = at
+        if available_at:
+            self.touched.add(index)
+            heappush(self._returns, (available_at, index))
+        elif self.is_ranked:
+            self._offer(index)
+        else:
+            self._end = self.count
         return True
 
     def skip_to(self, index: int, at: int, offset: int) -> None:
@@ -753,13 +733,7 @@ class States:
             heappush(self._expiries, (until, self._serial, made))
         return given
 
-    def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
-        """Complete those of the tasks that this lease holds; return them."""
-        done = self.held(tasks, lease)
-        self.complete_held(at, done, offset, result)
-        return done
-
-    def complete_held(self, at: int, tasks: list[int], offset: int, result: Any = None) -> None:
+    def complete(self, at: int, tasks: list[int], offset: int, result: Any = None) -> None:
         """Complete tasks. The caller has checked that its lease holds them."""
         state, since, version = self.state, self.since, self.version
         for index in tasks:

@@ -30,7 +30,7 @@ class GroupSource:
         sources: Iterable[Source],
         lease_ms: int | None,
         up_to: Rank | None = None,
-        holder: tuple[dict[str, Any], str] | None = None,
+        holder: dict[str, Any] | None = None,
     ) -> None:
         def make_watch(queue: Queue) -> Watch:
             queue._leaser.holder = holder

@@ -46,10 +46,10 @@ def give(locked: LockedBatch, update: UpdateId, outcome: Outcome) -> bool:
     prepared = locked.replay_state.prepared.get(update)
     if prepared is None:
         return False
-    at, of = record_times.present(locked), len(prepared.records) if outcome == "commit" else None
-    locked.replay_state.give_own(update, of, at)  # it spares the replay of what is written
-    locked.log.append(movements.abort(at, update) if of is None else movements.commit(at, update, of))
-    dead = [] if of is None else _buried(prepared)
+    is_commit = outcome == "commit"
+    of = len(prepared.records) if is_commit else None
+    locked.append_record(outcome, record_times.present(locked), update=update, of=of)
+    dead = _buried(prepared) if is_commit else []
     if dead:
         finishing.bury(locked, dead)
     if not locked.replay_state.remaining:

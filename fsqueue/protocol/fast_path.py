@@ -7,15 +7,12 @@ change it has seen that the normal way would do the same. Else it changes nothin
 
 from __future__ import annotations
 
-from typing import Any
-
-from orjson import loads
+from orjson import OPT_APPEND_NEWLINE, Fragment, dumps, loads
 
 from fsqueue.checks import CHECK
 from fsqueue.filesystem import LOST, resources
-from fsqueue.format import movements, nesting, task_file
+from fsqueue.format import nesting, task_file
 from fsqueue.format.names import Batch
-from fsqueue.format.task_states import COMPLETED
 from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import transitions
@@ -24,9 +21,6 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import TAIL_BYTES, Log
 from fsqueue.storage.record_times import FAR_MS
 from fsqueue.storage.store import Store
-
-NOTHING: dict[str, Any] = {}
-"""What is measured of most work."""
 
 
 class Unusual(Exception):
@@ -75,13 +69,15 @@ def lease_next(
             raise Unusual from None
         base, lease = log.end, store.entropy.hex16()
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
-        if not state.lease(at, lease, [index], until, holder[0], False, base):
+        tasks = [[index, index + 1]]
+        made = {"op": "lease", "at": at, "lease": lease, "tasks": tasks, "until": until, "worker": holder}
+        if not state.lease(at, lease, [index], until, holder, False, base):
             raise Unusual
         state._frontier += 1
         state.at = at
         if until < state.quiet_until:
             state.quiet_until = until
-        log.append(movements.lease(at, lease, [index], until, holder[1], False))
+        log.append(dumps(made, option=OPT_APPEND_NEWLINE))
         if CHECK:
             LockedBatch.entered(store, log).check_invariants()
         assert queue is not None  # a method of it called this
@@ -153,19 +149,21 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
             at = last
         if state.gone or log.torn or state.remaining < 2 or not state.holds(index, task.lease):
             raise Unusual
-        more = NOTHING
-        if task.began is not None or task.used is not None or task.took_s is not None:
-            more = transitions.measured(LockedBatch.entered(store, log), task, at)
+        made = {"op": "complete", "at": at, "lease": task.lease, "tasks": [[index, index + 1]]}
         if CHECK:
             transitions.check_fenced(LockedBatch.entered(store, log), task.lease, [index])
-        if result is None:
-            state.decide(index, COMPLETED, at, log.end)
-        elif more or state.used or len(result) > nesting.SHALLOW_BYTES:
-            raise Unusual
+        value = None
+        if result is not None:
+            made["result"] = value = loads(result)
+        if state.used or task.began is not None or task.used is not None or task.took_s is not None:
+            made |= transitions.measured(LockedBatch.entered(store, log), task, at)
+            state.apply(made, log.end)
         else:
-            state.complete_held(at, [index], log.end, loads(result))
-        state.at = at
-        log.append(movements.complete(at, task.lease, [index], result, **more))
+            state.complete(at, [index], log.end, value)
+            state.at = at
+        if result is not None:
+            made["result"] = Fragment(result)
+        log.append(dumps(made, option=OPT_APPEND_NEWLINE))
         if CHECK:
             LockedBatch.entered(store, log).check_invariants()
         is_sound = True

@@ -81,7 +81,7 @@ def _has_update(locked: LockedBatch) -> bool:
 def retire(locked: LockedBatch) -> None:
     """Say `gone` in the log, unlink it, and close it."""
     store = locked.store
-    locked.log.append(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at)))
+    locked.log.append(movements.encode(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at))))
     store.fs.unlink(locked.log.path)
     locked.drop()
 

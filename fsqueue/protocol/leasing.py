@@ -12,9 +12,9 @@ import math
 import weakref
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
-from orjson import dumps, loads
+from orjson import loads
 
 from fsqueue import forks
 from fsqueue.clock import Backoff
@@ -111,11 +111,11 @@ class Leaser:
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
         self.holder: Holder | None = None
-        """What leases say of their worker, also as JSON, if they are made for another process; None: this process."""
+        """What leases say of their worker, if they are made for another process; None: this process."""
         self.shares: Shares | None = None
         """The holders among whom the tasks of a call are shared; None: all are for one."""
-        self._of_run: tuple[dict[str, Any], dict[str, Any], str] | None = None
-        """The store's worker, what leases of the run say in its place, and that as JSON."""
+        self._of_run: tuple[Holder, Holder] | None = None
+        """The store's worker, and what leases of the run say in its place."""
         self.gave_up: Callable[[str, int, str], object] = lambda task, attempts, reason: None
         """Called with the id, the number of attempts and the reason of each task that was buried instead of leased. Its
         batch may be locked meanwhile, so it must not block."""
@@ -535,15 +535,14 @@ class Leaser:
         lease is recorded the batch is unlocked: other processes may have the lock by the return.
         """
         store, replay_state = self.store, locked.replay_state
-        opening = b""
-        if not replay_state.opened:
+        is_new = not replay_state.opened
+        if is_new:
             if locked.read_lines() is None or locked.log.name is None:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
                 return NOTHING
-            opening = transitions.opening(locked, locked.log.name)
-            replay_state.replay_own(opening, locked.log.next_offset())
+            locked.log.add(transitions.opening(locked, locked.log.name))
             if not replay_state.remaining:  # it takes inserts, and has got none yet
-                self._end_if_empty(locked, opening)
+                self._end_if_empty(locked)
                 return NOTHING
         elif replay_state.prepared and (not replay_state.remaining or record_times.is_ahead(store, replay_state)):
             return self._await(locked, replay_state.at)  # before the log's time is corrected, too
@@ -565,7 +564,7 @@ class Leaser:
                 return NOTHING
         if not tasks:
             is_later = self._next_head is not None and self._next_head[1] > self._limit
-            if opening:  # replayed, but not written: the file's name was in the future after all, or too urgent
+            if is_new:  # what was added is not written: the file's name was in the future after all, or too urgent
                 locked.drop()
             elif replay_state.prepared and not is_later:
                 return self._await(locked, at)
@@ -580,7 +579,7 @@ class Leaser:
             finishing.bury_lost(locked)
             locked.drop()  # what was chosen is not taken after all: replay anew next time
             return got
-        return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
+        return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, alone)
 
     def _choose(self, locked: LockedBatch, at: int, most: int, solo: bool) -> Choice | None:
         """Choose tasks that are not less urgent than the limit, and note what the batch has besides.
@@ -602,14 +601,14 @@ class Leaser:
         self._next_head = None if head is None or name is None else (name, head)
         return choice
 
-    def _end_if_empty(self, locked: LockedBatch, opening: bytes) -> None:
+    def _end_if_empty(self, locked: LockedBatch) -> None:
         """End an open batch into which nothing was inserted: the inserter that made it died, or is about to insert."""
         ends_at = names.birth_ms(locked.batch) + finishing.LINGER_MS
         if self.store.clock.now_ms() < ends_at:
-            locked.drop()  # what was replayed is not written
+            locked.drop()  # what was added is not written
             self.selection.expect(locked.batch, ends_at)
         else:
-            locked.log.append(opening)
+            locked.log.write()
             finishing.try_finish(locked)
 
     def _try_finish(self, locked: LockedBatch) -> None:
@@ -619,48 +618,38 @@ class Leaser:
             self.selection.expect(locked.batch, locked.replay_state.inserted_at + finishing.LINGER_MS)
 
     def _take(
-        self,
-        locked: LockedBatch,
-        tasks: list[int],
-        at: int,
-        lease_ms: int | None,
-        several: bool,
-        opening: bytes,
-        solo: bool,
+        self, locked: LockedBatch, tasks: list[int], at: int, lease_ms: int | None, several: bool, solo: bool
     ) -> list[LeasedTask]:
         """Record the lease, give the file a later name if no other task is available, unlock, then decode.
 
-        The leases of several holders are one write, which a crash may tear: then the whole records in it count. The
-        state takes the lease first, which spares a replay. If the append fails, the state is dropped with the log.
+        The leases of several holders are one write, which a crash may tear: then the whole records in it count. So are
+        the records that were added before. If the append fails, the state is dropped with the log.
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
-        offset = (log.next_offset() if log.torn else log.end) + len(opening)
         if self.shares is None:
             leases = [NewLease(store.entropy.hex16(), tasks, self._holder(), several)]
         else:
             leases = self.shares.next_leases(tasks, store.entropy.hex16, solo)
-        record, last = b"", leases[-1]
-        for each in leases[:-1]:
-            each.enter(replay_state, at, until, offset + len(record))
-            record += movements.lease(at, each.id, each.tasks, until, each.holder[1], each.several)
-        last.enter(replay_state, at, until, offset + len(record))
-        replay_state.at = at
-        move, target = "", None
+        for each in leases:
+            record, each.offset = each.record(at, until), log.next_offset()
+            replay_state.apply(record, each.offset)
+            if each is not leases[-1]:
+                log.take(movements.encode(record))
+        target = None
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
             self._next_head = None
             due = replay_state.next_time()
             target = locked.task_file_name_at(log.name, due if due is not None else until)
             if target != log.name:
-                move = movements.moving(log.name, target)
-                replay_state.mention(str(log.name))
-                replay_state.mention(str(target))
-        record += movements.lease(at, last.id, last.tasks, until, last.holder[1], last.several, move)
-        locked.log.append(opening + record if opening else record)
+                record |= {"from": str(log.name), "name": str(target)}
+                replay_state.take_in_names(record)
+        log.take(movements.encode(record))
+        log.write()
         lines = log.lines
         if target is not None:
             log.lines = None
-            if move:
+            if "name" in record:
                 locked.rename_task_file(target)
         locked.unlock()
         got: list[LeasedTask] = []
@@ -676,12 +665,11 @@ class Leaser:
         if self.holder is not None:
             return self.holder
         if self.run_id is None:
-            return store.worker, store.worker_json
+            return store.worker
         worker = store.worker
         if self._of_run is None or self._of_run[0] is not worker:
-            mine = worker | {"run": self.run_id}
-            self._of_run = worker, mine, dumps(mine).decode()
-        return self._of_run[1:]
+            self._of_run = worker, worker | {"run": self.run_id}
+        return self._of_run[1]
 
     def _hand_out(
         self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: TaskLines, solo: bool
@@ -731,13 +719,13 @@ class Leaser:
                 if not replay_state.holds(task.index, task.lease):
                     return None
                 at = record_times.present(locked)
-                record = transitions.completion(locked, task, at)
+                locked.log.add(transitions.completion(locked, task, at))
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
                 if tasks and not spent and locked.read_lines() is not None:
-                    return self._take(locked, tasks, at, lease_ms, False, record, alone)
-                locked.log.append(record)
+                    return self._take(locked, tasks, at, lease_ms, False, alone)
+                locked.log.write()
                 if tasks or spent:
                     locked.drop()  # what was chosen is not taken after all: replay anew next time
                 elif not replay_state.remaining:

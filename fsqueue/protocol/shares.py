@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.movements import Record, lease
 from fsqueue.leased_task import LeasedTask
 
-Holder = tuple[dict[str, Any], str]
-"""What leases say of their worker, also as JSON."""
+Holder = dict[str, Any]
+"""What leases say of their worker."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,10 +40,9 @@ class NewLease:
     offset: int = 0
     """Where its record stands in the log."""
 
-    def enter(self, state: ReplayState, at: int, until: int, offset: int) -> None:
-        """Give its tasks to it in the state of the batch, as if its record stood at `offset`."""
-        self.tasks = state.lease(at, self.id, self.tasks, until, self.holder[0], self.several, offset)
-        self.offset = offset
+    def record(self, at: int, until: int) -> Record:
+        """Return the record that gives its tasks to it."""
+        return lease(at, self.id, self.tasks, until, self.holder, self.several)
 
     def hand_out(self, tasks: list[LeasedTask]) -> None:
         """Note which of its tasks the caller gets. One that is damaged is not among them."""

@@ -25,12 +25,12 @@ from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout, Settings
 from fsqueue.format.movements import UpdatePart
-from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.names import Batch, TaskFileName, UpdateId
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import finishing, sealing, transitions
-from fsqueue.protocol.encoding import NOW, Encoded, EncodedTask, moment
+from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, journals, queue_changes, record_times, staging
@@ -360,19 +360,16 @@ class SingleInserter:
             began = False
             try:
                 with LockedBatch(self.store, batch, wait_s, create=True) as locked:
-                    opening = self._prepare(locked, is_known, missing)
-                    if opening is not None:
+                    if self._prepare(locked, is_known, missing):
                         self._synced.open(batch)
                         began = True
-                        if rank != LAST:
-                            opening = self._promised_in(locked, opening, rank)
-                    if opening is not None:
-                        if together is None:
-                            index = self._append(locked, opening, missing)
-                        else:
-                            index = self._append_together(locked, opening, missing, together)
-                        self._synced.wrote(locked)
-                        return _Appended(index, locked.log.end, len(pending))
+                        if rank == LAST or self._promised_in(locked, rank):
+                            if together is None:
+                                index = self._append(locked, missing)
+                            else:
+                                index = self._append_together(locked, missing, together)
+                            self._synced.wrote(locked)
+                            return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
                 if error is None:
                     raise
@@ -401,57 +398,54 @@ class SingleInserter:
             wait_s = journals.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
 
-    def _prepare(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bytes | None:
-        """Return the record to write first into an empty log, b"" in any other; None if the batch takes no inserts.
+    def _prepare(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bool:
+        """Return whether the batch takes inserts. The first record of an empty log is added then.
 
         A batch that has no room for all of them, or takes those of another boot only, is sealed.
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
-        opening = b""
         if not is_known and locked.read_lines() is None:
             if not replay_state.opened:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
-            return None
+            return False
         if not replay_state.opened:
             if locked.read_lines() is None or log.name is None:
                 finishing.retire(locked)
-                return None
-            opening = transitions.opening(locked, log.name)
-            replay_state.replay_own(opening, log.next_offset())
+                return False
+            log.add(transitions.opening(locked, log.name))
         takes = replay_state.takes_inserts
         is_full = replay_state.count + len(pending) > store.settings.batch_tasks_max or log.end >= LOG_BYTES_MAX
         if len(pending) > 1 and replay_state.count:
             is_full = is_full or log.end + sum(len(task.line) for _, task in pending) > LOG_BYTES_MAX
         if takes and not is_full and replay_state.inserts == store.domain:
-            return opening
-        if opening:
-            log.append(opening)
+            return True
+        if log.added_bytes:
+            log.write()
         if takes:
             sealing.seal(locked, record_times.present(locked))
             if not replay_state.remaining:
                 finishing.try_finish(locked)
-        return None
+        return False
 
-    def _promised_in(self, locked: LockedBatch, opening: bytes, rank: Rank) -> bytes | None:
-        """See to it that the task file's name promises a task of this rank. Return what is left of `opening`.
+    def _promised_in(self, locked: LockedBatch, rank: Rank) -> bool:
+        """See to it that the task file's name promises a task of this rank. False if there is no such file any more.
 
         The renaming is recorded, done and proven, in this order, before the task is inserted: a name that promises too
-        much costs a look, one that promises too little hides the task. None if there is no such file any more.
+        much costs a look, one that promises too little hides the task.
         """
         name = locked.find_task_file()
         if name is not None and rank < name.rank:
-            if opening:
-                locked.log.append(opening)
-                opening = b""
+            if locked.log.added_bytes:
+                locked.log.write()
             target = name.ranked(rank)
             locked.append_move(record_times.present(locked), name, target)
             name = target if locked.rename_task_file_surely(target) else None
         if name is None:
-            if opening:
-                finishing.retire(locked)  # what it says is not written
-            return None
+            if locked.log.added_bytes:
+                finishing.retire(locked)  # what was added is not written
+            return False
         self._promise = name
-        return opening
+        return True
 
     # -- of an update ------------------------------------------------------------------------------
 
@@ -476,15 +470,14 @@ class SingleInserter:
                 announce(store.layout, batch, pending[0][0])
             try:
                 with LockedBatch(store, batch, BUSY_WAIT_S, create=True) as locked:
-                    opening = self._prepare(locked, batch == self._named, pending)
-                    if opening is not None and rank != LAST:
-                        opening = self._promised_in(locked, opening, rank)
-                    if opening is not None:
+                    if self._prepare(locked, batch == self._named, pending) and (
+                        rank == LAST or self._promised_in(locked, rank)
+                    ):
                         note(locked)
-                        at = self._time_of(locked, opening)  # it may append a record that corrects the log's time
-                        first, offset = locked.replay_state.count, locked.log.next_offset() + len(opening)
-                        lines, versions = self.act(locked, pending, at, part, offset)
-                        locked.log.append(b"".join([opening, *lines]))
+                        at = self._time_of(locked)  # it may append a record that corrects the log's time
+                        first = locked.replay_state.count
+                        versions = self.add(locked, pending, at, part)
+                        locked.log.write()
                         self._batch = batch
                         return PreparedInserts(batch, first, locked.log.end, versions)
             except (BatchBusy, LockTimeout):
@@ -507,82 +500,54 @@ class SingleInserter:
             rank = min(rank, task.rank)
         if replay_state.count + len(tasks) > most or size > LOG_BYTES_MAX:
             return False
-        return rank == LAST or self._promised_in(locked, b"", rank) is not None
+        return rank == LAST or self._promised_in(locked, rank)
 
-    def records(self, pending: Pending, first: int, at: int, part: UpdatePart) -> list[bytes]:
-        """Return the `insert` records of tasks that get the indices from `first` on, as parts of an update."""
-        when, available_at, found = None, 0, []
-        for index, (identity, task) in enumerate(pending, first):
-            if task.when is not when:
-                when = task.when
-                available_at = moment(self.store, when)
-            found.append(movements.insert(at, identity, index, task.line, available_at, part))
-        return found
+    def add(self, locked: LockedBatch, pending: Pending, at: int, part: UpdatePart | None = None) -> list[int]:
+        """Add an `insert` record for each task to the log; `part`: of an update. Return where they will stand: the
+        versions of the tasks.
 
-    def act(
-        self, locked: LockedBatch, pending: Pending, at: int, part: UpdatePart, offset: int
-    ) -> tuple[list[bytes], list[int]]:
-        """Insert tasks in the state, as parts of an update; prepare them, if a decision file decides. Return their
-        `insert` records, of which the first one is to stand at `offset`, and the offset of each: append them at once,
-        those of an update that is one write with their `commit`.
-
-        This spares the replay of what is written next. StorageError if one of them would be void: drop the state.
+        StorageError if one of those is void that a decision file decides. Of an update that is one write its `commit`
+        tells that.
         """
-        replay_state, lines, versions = locked.replay_state, list[bytes](), list[int]()
-        prepares = part.file is not None
-        when, available_at = NOW, 0
+        log, replay_state, versions = locked.log, locked.replay_state, list[int]()
+        when, available_at, offset = None, 0, log.next_offset()
         for index, (identity, task) in enumerate(pending, replay_state.count):
             if task.when is not when:
                 when = task.when
                 available_at = moment(self.store, when)
-            line = movements.insert(at, identity, index, task.line, available_at, part)
-            applies = (
-                replay_state.prepare_insert(part, at, identity, index, available_at, task.priority, offset)
-                if prepares
-                else replay_state.insert_at_once(at, identity, index, available_at, offset, task.priority)
-            )
-            if not applies:
-                raise StorageError(f"Inserts of an update do not apply in {locked.log.path}.")
-            lines.append(line)
+            record, line = movements.insert(at, identity, index, task.line, available_at, task.priority, part)
+            if part is None:  # on the hot path: what `apply` does with such a record
+                replay_state.insert(at, identity, index, available_at, offset, task.priority)
+            elif not replay_state.apply(record, offset) and part.file is not None:
+                raise StorageError(f"Inserts of an update do not apply in {log.path}.")
+            log.take(line)
             versions.append(offset)
             offset += len(line)
-        replay_state.at = at
-        return lines, versions
+        if part is None:
+            replay_state.at = at
+        return versions
 
-    def _time_of(self, locked: LockedBatch, opening: bytes) -> int:
-        # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
+    def _time_of(self, locked: LockedBatch) -> int:
+        # Where the log is empty, `present` must not correct its time: its first record is not written yet.
         at: int = locked.replay_state.at
-        return max(self.store.clock.now_ms(), at) if opening else record_times.present(locked)
+        return max(self.store.clock.now_ms(), at) if locked.log.added_bytes else record_times.present(locked)
 
-    def _append(self, locked: LockedBatch, opening: bytes, pending: Pending) -> int:
+    def _append(self, locked: LockedBatch, pending: Pending) -> int:
         """Append an `insert` record for each task, in one write. Return the index of the first one."""
-        log, replay_state = locked.log, locked.replay_state
-        at = self._time_of(locked, opening)
-        first = replay_state.count
-        offset = log.next_offset() + len(opening)
-        records, when, available_at = [opening], None, 0
-        for index, (identity, task) in enumerate(pending, first):
-            if task.when is not when:
-                when = task.when
-                available_at = moment(self.store, when)
-            record = movements.insert(at, identity, index, task.line, available_at)
-            replay_state.insert(at, identity, index, available_at, offset, task.priority)
-            offset += len(record)
-            records.append(record)
-        replay_state.at = at
-        log.append(b"".join(records))
+        first = locked.replay_state.count
+        self.add(locked, pending, self._time_of(locked))
+        locked.log.write()
         return first
 
-    def _append_together(self, locked: LockedBatch, opening: bytes, pending: Pending, versions: list[int]) -> int:
+    def _append_together(self, locked: LockedBatch, pending: Pending, versions: list[int]) -> int:
         """Append an `insert` record for each task, and the `commit` at which they act. Return the index of the first.
         `versions` become those of the tasks: where their records stand.
 
         Each append is an update with an id of its own: whole lines of one that was cut off are no part of the next.
         """
-        log, replay_state, update = locked.log, locked.replay_state, names.new_update(self.store.entropy)
-        at, first = self._time_of(locked, opening), replay_state.count
-        records, versions[:] = self.act(locked, pending, at, UpdatePart(update), log.next_offset() + len(opening))
-        log.append(b"".join([opening, *records, movements.commit(at, update, len(records))]))
+        update, at, first = names.new_update(self.store.entropy), self._time_of(locked), locked.replay_state.count
+        versions[:] = self.add(locked, pending, at, UpdatePart(update))
+        write_commit(locked, at, update, len(pending))
         return first
 
     def _make_durable(self, batch: Batch, end: int) -> None:
@@ -658,6 +623,15 @@ class SingleInserter:
             if records is None:
                 raise _Unknown from None
             return _indices_of(records, identities), 0
+
+
+def write_commit(locked: LockedBatch, at: int, update: UpdateId, of: int) -> None:
+    """Append the records of an update that is one write, which were added, with their `commit`. StorageError if they
+    do not act: then nothing is written, and the state must be dropped.
+    """
+    if not locked.log.add(movements.record("commit", at, update=update, of=of)):
+        raise StorageError(f"The records of an update do not act in {locked.log.path}. Nothing has happened.")
+    locked.log.write()
 
 
 def _indices_of(

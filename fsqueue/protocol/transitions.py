@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any
 
 from fsqueue import checks
 from fsqueue.checks import CHECK
 from fsqueue.errors import FsqueueError, QueueClosed, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
-from fsqueue.format.movements import UpdatePart, to_ranges
+from fsqueue.format.movements import Record, UpdatePart, to_ranges
 from fsqueue.format.names import Batch, TaskFileName
-from fsqueue.format.replay import COMPLETED, LEASED, ReplayState
+from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, worktimes
@@ -70,10 +69,9 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
     return [task for task in tasks if task not in lost] if lost else tasks
 
 
-Transition = Callable[[LockedBatch, str, list[int], int, int], bytes]
-"""Decides what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms).
-
-Returns records that the state has, to be appended behind as many bytes of others; b"" if it has appended its own."""
+Transition = Callable[[LockedBatch, str, list[int], int], None]
+"""Decides what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms). Adds records
+to the log, or writes them."""
 Done = Callable[[ReplayState, int, str], bool]
 _LEASE = attrgetter("batch", "lease")
 _GENERATION = attrgetter("generation")
@@ -182,17 +180,13 @@ def _in_batch(
 def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transition, done: Done, losses: Losses) -> None:
     """Do `act` for each lease in a locked batch. None of their tasks is frozen, or `act` may act on those.
 
-    What it returns is appended together: one write, and one sync, for all leases. The state has it already.
+    What it adds is appended together: one write, and one sync, for all leases.
     """
-    replay_state = locked.replay_state
+    log, replay_state = locked.log, locked.replay_state
     at = record_times.present(locked)
-    records = b""
     for lease, indices in leases.items():
         held = sorted(set(replay_state.named_by(indices, lease)))
         if len(held) < len(indices):
-            if records:  # the log is read anew: it must have what the state has
-                locked.log.append(records)
-                records = b""
             replay_state = locked.recall()
             for index in set(indices).difference(held):
                 if not done(replay_state, index, lease):
@@ -201,12 +195,11 @@ def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transitio
         if held:
             if CHECK:
                 check_fenced(locked, lease, held)
-            records += act(locked, lease, held, at, len(records))
-            if len(records) >= TOGETHER_BYTES:
-                locked.log.append(records)
-                records = b""
-    if records:
-        locked.log.append(records)
+            act(locked, lease, held, at)
+            if log.added_bytes >= TOGETHER_BYTES:
+                log.write()
+    if log.added_bytes:
+        log.write()
     if not replay_state.remaining:
         finishing.try_finish(locked)
 
@@ -238,19 +231,16 @@ def complete(
     """
     losses, work = Losses(), worktimes.worked(tasks)
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
-        if not results:
-            return completions(locked, lease, held, at, worktimes.fields(work, locked, held, at), behind)
-        own = {index: data for index in held if (data := results.get((locked.batch, index))) is not None}
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+        given: Results = results or {}
+        own = {index: data for index in held if (data := given.get((locked.batch, index))) is not None} if given else {}
         rest = [index for index in held if index not in own] if own else held
-        records = (
-            [movements.complete(at, lease, rest, None, **worktimes.fields(work, locked, rest, at))] if rest else []
-        )
+        if rest:
+            more = worktimes.fields(work, locked, rest, at)
+            locked.log.add(movements.record("complete", at, lease=lease, tasks=to_ranges(rest), **more))
         for index, data in own.items():
-            records.append(movements.complete(at, lease, [index], data, **worktimes.fields(work, locked, [index], at)))
-        written = b"".join(records)
-        locked.replay_state.replay_own(written, locked.log.next_offset() + behind)
-        return written
+            more = worktimes.fields(work, locked, [index], at)
+            locked.log.add(*movements.completion(at, lease, [index], data, **more))
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()
@@ -261,55 +251,20 @@ def result_of(task: LeasedTask, result: bytes | None) -> Results | None:
     return None if result is None else {(task.batch, task.index): result}
 
 
-def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart | None = None) -> bytes:
-    """Complete one task that is held, in the state, and return the record that says so: append it at once, and first.
-    `part`: of an update that is one write.
-
-    This spares the hot path the replay of what it has just written. If the appending fails, the state is dropped.
-    """
-    replay_state, log, index = locked.replay_state, locked.log, task.index
+def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart | None = None) -> Record:
+    """Return the record that completes one task, which its lease holds. `part`: of an update."""
     if CHECK:
-        check_fenced(locked, task.lease, [index])
-    more = measured(locked, task, at)
-    replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
-    replay_state.at = at
-    return movements.complete(at, task.lease, [index], None, **more, part=part)
+        check_fenced(locked, task.lease, [task.index])
+    made = {"op": "complete", "at": at, "lease": task.lease, "tasks": [[task.index, task.index + 1]]}
+    made |= measured(locked, task, at)
+    return made if part is None else made | part.fields
 
 
-def prepared_completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart) -> bytes | None:
-    """Prepare the completion of one task in the state, as a part of an update that a decision file decides. Return the
-    record that says so: append it at once, and first. None if it would be void: nothing was changed.
-
-    It spares the replay of what is written next, as `completion` does.
-    """
-    replay_state, index = locked.replay_state, task.index
-    if not replay_state.holds(index, task.lease):
-        return None  # the log may not even have such a task, of which `worktimes` could ask
-    if CHECK:
-        check_fenced(locked, task.lease, [index])
-    more = measured(locked, task, at)
-    if not replay_state.prepare_completion(part, at, task.lease, index, more, locked.log.next_offset()):
-        return None
-    return movements.complete(at, task.lease, [index], None, **more, part=part)
-
-
-def measured(locked: LockedBatch, task: LeasedTask, at: int) -> dict[str, Any]:
+def measured(locked: LockedBatch, task: LeasedTask, at: int) -> Record:
     """Return what is known of the work on a task, as fields of the record that completes it."""
     if task.began is None and task.used is None and task.took_s is None:
         return {}
     return worktimes.fields(worktimes.worked([task]), locked, [task.index], at)
-
-
-def completions(
-    locked: LockedBatch, lease: str, held: list[int], at: int, more: dict[str, Any], behind: int = 0
-) -> bytes:
-    """Complete tasks that a lease holds, as `completion` does one. `more` comes from `worktimes.fields`.
-
-    `behind`: how many bytes of other records are appended before this one, in the same write.
-    """
-    locked.replay_state.complete_held(at, held, locked.log.next_offset() + behind)
-    locked.replay_state.at = at
-    return movements.complete(at, lease, held, None, **more)
 
 
 def check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
@@ -326,7 +281,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     losses = Losses()
     ends: dict[tuple[Batch, int, str], int] = {}
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         replay_state = locked.replay_state
         in_time = [index for index in held if at < replay_state.since[index]]
         if in_time:
@@ -337,7 +292,6 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
             losses.add(locked.batch, late, lease, EXPIRED)
-        return b""
 
     try:
         each(store, tasks, losses, act, frozen_too=True)
@@ -352,12 +306,11 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged."""
     losses, work = Losses(), worktimes.worked(tasks)
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         available_at = at + delay_ms
         name_earlier(locked, at, available_at)
         more = worktimes.fields(work, locked, held, at)
         locked.append_record("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **more)
-        return b""
 
     try:
         each(store, tasks, losses, act, after_loss=ended_by)
@@ -371,19 +324,18 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
     losses, settings, work = Losses(), store.settings, worktimes.worked([task])
     error = shorten(error)
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         more = worktimes.fields(work, locked, held, at)
         attempts = locked.replay_state.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=error, **more)
             finishing.bury(locked, held)
-            return b""
+            return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
         name_earlier(locked, at, at + pause)
         locked.append_record(
             "fail", at, lease=lease, tasks=to_ranges(held), **more, available_at=at + pause, error=error
         )
-        return b""
 
     each(store, [task], losses, act, after_loss=ended_by)
     store.doorbell.ring()
@@ -394,11 +346,10 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
     """Give a task up at once."""
     losses, work = Losses(), worktimes.worked([task])
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         more = worktimes.fields(work, locked, held, at)
         locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason), **more)
         finishing.bury(locked, held)
-        return b""
 
     each(store, [task], losses, act, after_loss=ended_by)
     losses.check()
@@ -499,11 +450,11 @@ def open_untouched(locked: LockedBatch) -> bool:
     if not locked.replay_state.opened:
         if locked.read_lines() is None or log.name is None:
             return False
-        locked.write(opening(locked, log.name))
+        log.write(opening(locked, log.name))
     return True
 
 
-def opening(locked: LockedBatch, name: TaskFileName) -> bytes:
+def opening(locked: LockedBatch, name: TaskFileName) -> Record:
     """Return the first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
 
     The process that publishes the file may not have synced that yet, or may have died before. Call it after the task

@@ -13,7 +13,7 @@ from fsqueue.cluster.identity import describe
 from fsqueue.errors import Conflict, UpdateConflict
 from fsqueue.format import movements, names
 from fsqueue.format.models import TaskRef
-from fsqueue.format.movements import UpdatePart, to_ranges
+from fsqueue.format.movements import Record, UpdatePart, to_ranges
 from fsqueue.format.names import Batch, QueueDirectory
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
@@ -304,7 +304,8 @@ class Records:
     """The records of an update in one log that change tasks which are there."""
 
     def __init__(self, locked: LockedBatch, endings: Sequence[TaskChange], part: UpdatePart, at: int) -> None:
-        self.lines: list[bytes] = []
+        self.made: list[tuple[Record, bytes | None]] = []
+        """Each with its line, where that has what was given as JSON."""
         self.until: dict[int, int] = {}
         """The new ends of leases (ms), by the tasks' indices."""
         self.buried: list[int] = []
@@ -331,10 +332,11 @@ class Records:
         else:
             [(_, task, payload, _, _)] = found
             assert payload is not None
-            self.lines.append(movements.replace(self._at, lease, task.version, task.index, payload, self._part))
+            version = task.version if lease is None else None
+            self.made.append(movements.replacement(self._at, lease, version, task.index, payload, self._part))
 
     def _add(self, kind: str, lease: str, tasks: list[int], result: bytes | None, ms: int, text: str) -> None:
-        locked, at, part = self._locked, self._at, self._part
+        locked, at = self._locked, self._at
         if kind == "renew":
             until = at + ms
             self._promise(until)
@@ -343,7 +345,10 @@ class Records:
             return
         more = worktimes.fields(self._work, locked, tasks, at)
         if kind == "complete":
-            self.lines.append(movements.complete(at, lease, tasks, result, **more, part=part))
+            if result is None:
+                self._record("complete", lease, tasks, **more)
+            else:
+                self.made.append(movements.completion(at, lease, tasks, result, **more, **self._part.fields))
         elif kind == "release":
             self._promise(at + ms)
             self._record("release", lease, tasks, available_at=at + ms, **more)
@@ -367,9 +372,13 @@ class Records:
             self._record("fail", lease, [index], **more, available_at=available_at, error=error)
 
     def _record(self, op: str, lease: str | None, tasks: list[int], **fields: object) -> None:
-        self.lines.append(
-            movements.record(op, self._at, lease=lease, tasks=to_ranges(tasks), **fields, **self._part.fields)
-        )
+        made = movements.record(op, self._at, lease=lease, tasks=to_ranges(tasks), **fields, **self._part.fields)
+        self.made.append((made, None))
+
+    def add(self) -> None:
+        """Add the records to the log."""
+        for record, line in self.made:
+            self._locked.log.add(record, line)
 
     def _promise(self, available_at: int) -> None:
         self.earliest = available_at if self.earliest is None else min(self.earliest, available_at)

@@ -406,13 +406,15 @@ class _Try:
     def _complete_one(self, opened: _Opened, locked: LockedBatch, task: LeasedTask, part: UpdatePart, at: int) -> bool:
         """Prepare the completion of one task. False if its lease does not hold: then nothing was done.
 
-        It does what `_change` does, and spares the replay of what is written.
+        It does what `_change` does, with fewer looks.
         """
-        record = transitions.prepared_completion(locked, task, at, part)
-        if record is None:
-            return False
+        if not locked.replay_state.holds(task.index, task.lease):
+            return False  # the log may not even have such a task, of which `worktimes` could ask
+        record = transitions.completion(locked, task, at, part)
         self._touch(opened, locked).records += 1
-        locked.log.append(record)
+        if not locked.log.add(record):
+            raise StorageError(f"The records of an update do not apply in {locked.log.path}.")
+        locked.log.write()
         return True
 
     def _change(
@@ -421,8 +423,9 @@ class _Try:
         records = Records(locked, endings, part, at)
         records.name_earlier()
         touched = self._touch(opened, locked)
-        touched.records += len(records.lines)
-        locked.write(b"".join(records.lines))
+        touched.records += len(records.made)
+        records.add()
+        locked.log.write()
         prepared = locked.replay_state.prepared.get(self._update)
         if prepared is None or len(prepared.records) != touched.records:
             raise StorageError(f"The records of an update do not apply in {locked.log.path}.")

@@ -391,13 +391,12 @@ class OwnDecisionFile:
             found = state.about(vote.update)
             if found is None:
                 vote.is_begun = True
-                at = clock.now_ms()
-                line = decisions.commit(at, vote.update, vote.logs)
+                line = decisions.commit(clock.now_ms(), vote.update, vote.logs)
                 if file.torn:
                     file.add(line)
                 else:
                     file.append(line, read_back=True)
-                    state.replay_own(line, at, vote.update, tuple(vote.logs))
+                    state.replay([(state.end, line)])
                 found = state.first[vote.update]
             self.is_left = self.is_left or state.is_gone
         except BaseException:

@@ -180,12 +180,8 @@ class LockedBatch:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def write(self, records: bytes) -> None:
-        """Append whole records and replay them, as any reader would."""
-        self.log.write(records)
-
     def append_record(self, op: str, at: int, **fields: object) -> None:
-        """Append one record and replay it."""
+        """Append one record, behind those that were added, and let it act in the state."""
         self.log.write(movements.record(op, at, **fields))
 
     def append_move(self, at: int, name: TaskFileName, target: TaskFileName) -> None:

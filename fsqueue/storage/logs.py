@@ -18,6 +18,7 @@ from fsqueue.errors import StorageError
 from fsqueue.filesystem import LOST, Filesystem, resources
 from fsqueue.format import checkpoints, movements, sparse, state_checks
 from fsqueue.format.layout import Layout
+from fsqueue.format.movements import Record
 from fsqueue.format.names import Batch, TaskFileName, UpdateId, task_files_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.interruptions import let_out
@@ -176,8 +177,10 @@ class Log:
 
     __slots__ = (
         "__weakref__",
+        "_added",
         "_insert_ids",
         "_kept",
+        "added_bytes",
         "batch",
         "domain",
         "end",
@@ -214,6 +217,10 @@ class Log:
         """The offset behind the last whole line that was replayed."""
         self.torn = 0
         """Bytes of a torn line behind `end`."""
+        self._added: list[bytes] = []
+        """The lines of records that the state has, and the file has not."""
+        self.added_bytes = 0
+        """Their length."""
         self.lines: TaskLines | None = None
         """The lines of the tasks, while they are needed."""
         self.domain: str | None = None
@@ -355,20 +362,44 @@ class Log:
 
     def next_offset(self) -> int:
         """Return the offset at which the next record will stand."""
-        return self.end + (self.torn + len(movements.VOID) if self.torn else 0)
+        return self.end + (self.torn + len(movements.VOID) if self.torn else 0) + self.added_bytes
 
-    def append(self, data: bytes, restating: bool = False) -> int:
-        """Append whole records, and read them back; return the offset of the first.
+    def add(self, record: Record, line: bytes | None = None) -> bool:
+        """Let a record act in the state. `write` appends it: call that before the section ends, or discard the log.
 
-        Call it under the lock, caught up, and with the records replayed already. A checkpoint is written with them if
+        Return whether it applies. `line`: of an `insert`, as it is made with it.
+        """
+        applies = self.replay_state.apply(record, self.next_offset())
+        if line is None:
+            line = movements.encode(record)
+        if CHECK:
+            checks.refuse(state_checks.misread(record, line), f"In what is about to be appended to {self.path}")
+        self.take(line)
+        return applies
+
+    def take(self, line: bytes) -> None:
+        """Take the line of a record that has acted in the state already, as `add` does."""
+        self._added.append(line)
+        self.added_bytes += len(line)
+
+    def write(self, *records: Record) -> None:
+        """Add records, and append all that were added. If that fails, discard the log."""
+        for record in records:
+            self.add(record)
+        data = b"".join(self._added)
+        self._added, self.added_bytes = [], 0
+        self.append(data)
+
+    def append(self, data: bytes, restating: bool = False) -> None:
+        """Append whole records, and read them back.
+
+        Call it under the lock, caught up, and with the records applied already. A checkpoint is written with them if
         one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
         then discard the log.
         """
         fs, fd, base, stretch = self.fs, self.fd, self.end, self.replay_state.stretch
         pread, write, covers = fs.pread, fs.write, stretch.append  # C code, held by objects: see decision 26
-        offset = base
         if self.torn:
-            offset = self.next_offset()
             for _, torn in fs.pieces(fd, base):
                 stretch.cover(torn)
             data = movements.VOID + data
@@ -392,24 +423,16 @@ class Log:
         if written > size and written == len(data):  # else there was room for the records only
             self.end, self.torn = base + written, 0
             self.replay_state.begin_stretch(self.end, written - size)
-        return offset
 
     def restate(self) -> None:
         """Append a checkpoint, due or not."""
         self.append(b"", restating=True)
 
-    def append_record(self, op: str, at: int, **fields: object) -> None:
-        """Replay one record, as any reader would, and append it."""
-        self.write(movements.record(op, at, **fields))
-
-    def write(self, data: bytes) -> None:
-        """Replay records, as any reader would, and append them. If that fails, discard the log."""
-        self.replay_state.replay_own(data, self.next_offset())
-        self.append(data)
-
     def recall(self, again: bool = False) -> None:
         """Replay all records, if the state comes from a checkpoint, or `again`. Call it under the lock, caught up."""
         if again or not self.replay_state.is_whole:
+            if self._added:
+                self.write()
             state = ReplayState()
             state.replay_pieces(self.fs.pieces(self.fd, 0), 0)
             self.replay_state = state

@@ -129,8 +129,7 @@ class Store:
 
     def _be(self, worker: dict[str, Any]) -> None:
         self.worker = worker
-        self.worker_json = orjson.dumps(self.worker).decode()
-        self.counter_number = counters(COUNTERS)[hash_of(self.worker_json) % COUNTERS]
+        self.counter_number = counters(COUNTERS)[hash_of(orjson.dumps(worker).decode()) % COUNTERS]
 
     def lease_for_others(self) -> None:
         """Lease for the holders of the tokens from now on: that this process has ended proves nothing about them."""

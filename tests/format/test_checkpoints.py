@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from fsqueue.format import checkpoints, movements
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from tests import record_lines
 from tests.format.test_replay_properties import lines_of, logs
 from tests.simulation.checkpoint_mutations import OF_THE_FORMAT
 from tests.simulation.mutations import Mutation, applied
 
 NAME = f"{0:013d}-{'ab' * 16}-8.jsonl"
-OPEN = movements.record("open", 1, count=8, birth=1, available_at=0, name=NAME)
+OPEN = record_lines.record("open", 1, count=8, birth=1, available_at=0, name=NAME)
 WORKER: dict[str, Any] = {"host": "h", "pid": 1}
 
 
@@ -43,7 +44,7 @@ class Log:
         return here
 
     def move(self, op: str, at: int, **fields: Any) -> None:
-        self.write(movements.record(op, at, **fields))
+        self.write(record_lines.record(op, at, **fields))
 
     def lease(self, at: int, lease: str, *tasks: int, until: int = 50, several: bool = False) -> None:
         self.move(
@@ -226,7 +227,7 @@ def test_a_misplaced_one_is_passed_over() -> None:
     """It was written for another place: a client without a lock has written where the file ended before."""
     log = busy()
     line = log.data[last_place(log.data) :]
-    other = movements.record("revoke", 7, tasks=[[2, 3]])
+    other = record_lines.record("revoke", 7, tasks=[[2, 3]])
     for data in (log.data + other + line, log.data[: last_place(log.data)] + other + line, log.data + line):
         state = brief(data)
         assert state is not None
@@ -240,7 +241,7 @@ def test_one_whose_records_were_overwritten_is_passed_over() -> None:
     before = len(log.data)
     log.lease(7, "c", 5, 6, until=999)
     log.checkpoint()
-    stale = movements.record("move", 7)
+    stale = record_lines.record("move", 7)
     data = log.data[:before] + stale + log.data[before + len(stale) :]
     state, known = brief(data), whole(data)
     assert state is not None
@@ -331,7 +332,7 @@ def test_an_available_task_that_a_lease_holds_is_no_beginning() -> None:
 def test_garbage_costs_no_more_than_its_length(change: dict[str, Any]) -> None:
     """Once a checkpoint with so many names took minutes, and one with so large a count all memory."""
     log = Log()
-    log.write(movements.record("open", 1, count=1024, birth=1, available_at=0, name=NAME))
+    log.write(record_lines.record("open", 1, count=1024, birth=1, available_at=0, name=NAME))
     log.lease(2, "a", 0)
     place = log.checkpoint()
     record = orjson.loads(log.data[place:]) | change

@@ -113,15 +113,3 @@ def test_names_of_decision_files_and_updates_are_parsed_as_they_are_built() -> N
     for wrong in ("", "x" * 16, update.upper() + "A", f"{file}", None, 7):
         assert names.parse_update(wrong) is None
         assert names.parse_decision_file(str(wrong)) is None
-
-
-def test_an_own_line_does_what_its_replay_does() -> None:
-    own, read = DecisionState(), DecisionState()
-    for at, update in ((7, U), (5, V), (9, U)):
-        line = decisions.commit(at, update, [LOG, LOG])
-        own.replay_own(line, at, update, (LOG, LOG))
-        read.replay([(read.end, line)])
-        assert (own.first, own.at, own.end) == (read.first, read.at, read.end)
-    own.replay([(own.end, decisions.gone(10))])
-    own.replay_own(decisions.commit(11, W, [LOG]), 11, W, (LOG,))
-    assert own.about(W) == ABORTED

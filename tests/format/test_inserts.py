@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fsqueue.format import checkpoints, movements, names, task_file
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
+from tests import record_lines
 from tests.format import test_checkpoints as brief_readers
 from tests.format.test_replay_properties import folded, json_or_none, lines_of, loose, noise, parts
 from tests.support import full_state
@@ -36,10 +37,10 @@ class OpenTape:
         return offset
 
     def put(self, op: str, at: int, **fields: Any) -> int:
-        return self.raw(movements.record(op, at, **fields))
+        return self.raw(record_lines.record(op, at, **fields))
 
     def insert(self, identity: str, first: Any, at: int = 101, available_at: int = 0, line: bytes = LINE) -> int:
-        return self.raw(movements.insert(at, identity, first, line, available_at))
+        return self.raw(record_lines.insert(at, identity, first, line, available_at))
 
     def lease(self, at: int, lease: str, *tasks: int, until: int = 500) -> int:
         return self.put("lease", at, lease=lease, tasks=movements.to_ranges(tasks), until=until)
@@ -85,10 +86,10 @@ def test_a_delayed_insert_is_leased_when_it_is_due(tape: OpenTape) -> None:
 @pytest.mark.parametrize(
     "void",
     [
-        movements.insert(102, "a", 1, LINE),  # the id is known
-        movements.insert(102, "b", 0, LINE),  # the index is taken
-        movements.insert(102, "b", 1024, LINE),
-        movements.insert(102, "b", -1, LINE),
+        record_lines.insert(102, "a", 1, LINE),  # the id is known
+        record_lines.insert(102, "b", 0, LINE),  # the index is taken
+        record_lines.insert(102, "b", 1024, LINE),
+        record_lines.insert(102, "b", -1, LINE),
         b'{"op":"insert","at":102,"id":"b","first":1}\n',
         b'{"op":"insert","at":102,"id":"b","payload":1}\n',
         b'{"op":"insert","at":102,"first":1,"payload":1}\n',
@@ -113,9 +114,9 @@ def test_an_insert_that_does_not_apply_is_as_if_never_written(tape: OpenTape, vo
 
 
 def test_an_insert_without_a_batch_that_takes_inserts_is_void() -> None:
-    for record in (b"", movements.record("open", 1, count=2)):
+    for record in (b"", record_lines.record("open", 1, count=2)):
         state = ReplayState()
-        state.replay(record + movements.insert(2, "a", 2, LINE) + movements.insert(2, "a", 0, LINE), 0)
+        state.replay(record + record_lines.insert(2, "a", 2, LINE) + record_lines.insert(2, "a", 0, LINE), 0)
         assert state.count == (2 if record else 0)
         assert not state.places
 
@@ -137,7 +138,7 @@ def test_an_open_whose_inserts_are_no_text_is_void(inserts: object) -> None:
 
 def test_an_open_without_inserts_has_tasks() -> None:
     state = ReplayState()
-    state.replay(movements.record("open", 1, count=0), 0)
+    state.replay(record_lines.record("open", 1, count=0), 0)
     assert not state.opened
 
 
@@ -204,7 +205,7 @@ def test_a_batch_into_which_nothing_was_inserted_may_finish(tape: OpenTape) -> N
 
 def test_a_seal_of_a_batch_that_takes_no_inserts_is_void() -> None:
     state = ReplayState()
-    state.replay(movements.record("open", 1, count=1) + movements.record("seal", 5), 0)
+    state.replay(record_lines.record("open", 1, count=1) + record_lines.record("seal", 5), 0)
     assert (state.sealed, state.at) == (False, 1)
 
 
@@ -428,7 +429,9 @@ payloads = st.one_of(
 
 @given(payloads, st.sampled_from([0, 5, 10**12]), st.integers(0, 1023))
 def test_cut_spares_the_payload_and_tells_how_many_bytes(payload: Any, available_at: int, first: int) -> None:
-    line = movements.insert(10**12, "0123456789abcdef", first, task_file.encode_task(payload, 10**6), available_at)[:-1]
+    line = record_lines.insert(10**12, "0123456789abcdef", first, task_file.encode_task(payload, 10**6), available_at)[
+        :-1
+    ]
     whole, short = json.loads(line), movements.cut(line, 0)
     record = json.loads(short)
     assert len(short) + record["cut"] == len(line)
@@ -451,21 +454,21 @@ def test_cut_leaves_a_line_in_another_form_as_it_is() -> None:
 
 @pytest.mark.parametrize("size", range(1, 130))
 def test_cut_of_payloads_of_each_size_up_to_three_digits(size: int) -> None:
-    line = movements.insert(1, "a", 0, b'{"payload":' + b"1" * size + b"}\n")[:-1]
+    line = record_lines.insert(1, "a", 0, b'{"payload":' + b"1" * size + b"}\n")[:-1]
     short = movements.cut(line, 0)
     assert json.loads(short)["cut"] + len(short) == len(line)
 
 
 @pytest.mark.parametrize("size", [1, 100, 1024])
 def test_a_payload_that_is_short_enough_is_not_cut(size: int) -> None:
-    line = movements.insert(1, "a", 0, b'{"payload":' + b"1" * size + b"}\n")[:-1]
+    line = record_lines.insert(1, "a", 0, b'{"payload":' + b"1" * size + b"}\n")[:-1]
     assert movements.cut(line, size) == movements.cut(line, None) == line
-    longer = movements.insert(1, "a", 0, b'{"payload":' + b"1" * (size + movements.LINE_BYTES) + b"}\n")[:-1]
+    longer = record_lines.insert(1, "a", 0, b'{"payload":' + b"1" * (size + movements.LINE_BYTES) + b"}\n")[:-1]
     assert b'"cut":' in movements.cut(longer, size)
     assert movements.cut(longer, None) == longer
 
 
 def test_an_insert_of_bytes_reads_like_a_line_of_a_task_file() -> None:
-    line = movements.insert(1, "a", 0, task_file.encode_task(b"\x00\xff", 1000))
+    line = record_lines.insert(1, "a", 0, task_file.encode_task(b"\x00\xff", 1000))
     assert task_file.decode_task(line)["payload"] == b"\x00\xff"
     assert base64.b64encode(b"\x00\xff") in line

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsqueue.format import movements
+from fsqueue.format import movements, state_checks
+from fsqueue.format.decisions import LogName
 from fsqueue.format.movements import UpdatePart
-from fsqueue.format.names import DecisionFileName, TaskFileName, UpdateId
+from fsqueue.format.names import DecisionFileName, UpdateId
+from tests import record_lines
 
 indices = st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True)
 
@@ -25,42 +26,45 @@ def test_ranges_hold_the_same_tasks_in_ascending_disjoint_pieces(tasks: list[int
 
 
 def test_a_run_is_one_range() -> None:
-    assert movements.to_ranges([7]) == [(7, 8)]
-    assert movements.to_ranges([2, 0, 1]) == [(0, 3)]
-    assert movements.to_ranges([5, 1, 2]) == [(1, 3), (5, 6)]
+    assert movements.to_ranges([7]) == [[7, 8]]
+    assert movements.to_ranges([2, 0, 1]) == [[0, 3]]
+    assert movements.to_ranges([5, 1, 2]) == [[1, 3], [5, 6]]
 
 
-def test_records_of_the_hot_path_are_json_as_orjson_would_write_it() -> None:
-    worker = {"host": 'h"\\', "pid": 7}
-    lease = movements.lease(5, "ab", [0, 1, 4], 9, orjson.dumps(worker).decode(), False)
-    assert orjson.loads(lease) == {
-        "op": "lease",
-        "at": 5,
-        "lease": "ab",
-        "tasks": [[0, 2], [4, 5]],
-        "until": 9,
-        "worker": worker,
-    }
-    complete = movements.complete(5, "ab", [0])
-    assert orjson.loads(complete) == {"op": "complete", "at": 5, "lease": "ab", "tasks": [[0, 1]]}
-    part = UpdatePart(UpdateId("0" * 16), DecisionFileName("1" * 32), 5000)
-    for one in (part, part._replace(file=None)):
-        assert orjson.loads(b"{" + one.text[1:].encode() + b"}") == one.fields
-    assert movements.commit(5, part.update, 2) == movements.record("commit", 5, update=part.update, of=2)
-    assert lease.endswith(b"}\n")
-    assert complete.endswith(b"}\n")
+PART = UpdatePart(UpdateId("0" * 16), DecisionFileName("1" * 32), 5000, LogName("d", "1-ab", "2" * 32))  # type: ignore[arg-type]
 
 
-def test_what_a_record_says_more() -> None:
-    source, target = TaskFileName(0, "a" * 32, 2), TaskFileName(9, "a" * 32, 2)
-    lease = orjson.loads(movements.lease(5, "ab", [0], 9, "{}", True, movements.moving(source, target)))
-    assert (lease["several"], lease["from"], lease["name"]) == (True, str(source), str(target))
-    assert orjson.loads(movements.complete(5, "ab", [0], b'{"r":[1]}'))["result"] == {"r": [1]}
+def test_a_line_has_the_fields_in_their_order() -> None:
+    lease = movements.lease(5, "ab", [0, 1, 4], 9, {"host": 'h"', "pid": 7}, True)
+    assert movements.encode(lease) == (
+        b'{"op":"lease","at":5,"lease":"ab","tasks":[[0,2],[4,5]],"until":9,'
+        b'"worker":{"host":"h\\"","pid":7},"several":true}\n'
+    )
+    made, line = movements.completion(5, "ab", [0], b'{"r": 1e2}', took=3, **PART.fields)
+    assert line == (
+        b'{"op":"complete","at":5,"lease":"ab","tasks":[[0,1]],"result":{"r": 1e2},"took":3,'
+        b'"update":"0000000000000000","file":"11111111111111111111111111111111","patience":5000,"beside":["d","1-ab","22222222222222222222222222222222"]}\n'
+    )
+    assert made["result"] == {"r": 100}
+
+
+@pytest.mark.parametrize("part", [None, PART._replace(file=None), PART._replace(beside=None), PART])
+@pytest.mark.parametrize("available_at", [0, 7])
+def test_a_record_with_json_of_its_own_reads_as_it_was_made(part: UpdatePart | None, available_at: int) -> None:
+    line = b'{"payload":"a\xc3\xb6","priority":3,"key":"k"}\n'
+    for made, written in (
+        movements.insert(5, "ab", 1, line, available_at, 3, part),
+        movements.completion(5, "ab", [0, 2], b"null", **({} if part is None else part.fields)),
+        movements.replacement(5, None, 9, 4, b'["x", 1.0]', part or PART),
+        movements.replacement(5, "ab", None, 4, b"7", part or PART),
+    ):
+        assert list(state_checks.misread(made, written)) == []
+        assert list(state_checks.misread(made | {"at": 6}, written))
 
 
 def test_fields_that_are_none_are_left_out() -> None:
     assert (
-        movements.record("fail", 3, lease="ab", error=None, available_at=0)
+        record_lines.record("fail", 3, lease="ab", error=None, available_at=0)
         == b'{"op":"fail","at":3,"lease":"ab","available_at":0}\n'
     )
 
@@ -71,7 +75,7 @@ def test_fields_that_are_none_are_left_out() -> None:
     st.dictionaries(st.text("abc", min_size=1), st.integers(0, 9)),
 )
 def test_a_record_is_parsed_as_it_was_built(op: str, at: int, fields: dict[str, Any]) -> None:
-    line = movements.record(op, at, **fields)
+    line = record_lines.record(op, at, **fields)
     assert line.count(b"\n") == 1
     assert movements.parse(line[:-1]) == {"op": op, "at": at, **fields}
 

@@ -17,6 +17,7 @@ from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import LAST, Priority, rank_of
 from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import LEASED
+from tests import record_lines
 from tests.levels import how_many
 
 BATCH = "ab" * 16
@@ -40,7 +41,7 @@ class Tape:
             self.state.rank_tasks(self.priorities)
 
     def write(self, op: str, **fields: Any) -> None:
-        line = movements.record(op, self.at, **fields)
+        line = record_lines.record(op, self.at, **fields)
         self.state.replay(line, len(self.data))
         self.data += line
 

@@ -10,6 +10,7 @@ import pytest
 
 from fsqueue.format import movements, replay
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState, is_well_formed
+from tests import record_lines
 
 NAME = "0000000000000-0193f0c2a4b97c31a2d5e8f001234567-3.jsonl"
 LATER = "0000000000900-0193f0c2a4b97c31a2d5e8f001234567-3.jsonl"
@@ -30,7 +31,7 @@ class Tape:
         return offset
 
     def put(self, op: str, at: int, **fields: Any) -> int:
-        return self.raw(movements.record(op, at, **fields))
+        return self.raw(record_lines.record(op, at, **fields))
 
     def lease(self, at: int, lease: str, *tasks: int, until: int, **fields: Any) -> int:
         return self.put("lease", at, lease=lease, tasks=movements.to_ranges(tasks), until=until, **fields)
@@ -422,7 +423,7 @@ def test_a_file_of_many_names_costs_no_more_for_each() -> None:
 
 def test_a_torn_line_is_folded_when_it_is_whole() -> None:
     tape = Tape(1)
-    record = movements.record("lease", 100, lease="a", tasks=[[0, 1]], until=900)
+    record = record_lines.record("lease", 100, lease="a", tasks=[[0, 1]], until=900)
     start = len(tape.data)
     assert tape.replay_state.replay(record[:-1], start) == 0
     assert tape.states == [AVAILABLE]
@@ -454,7 +455,7 @@ def test_its_attributes_are_in_slots() -> None:
 
 def test_a_run_of_tasks_is_chosen_around_those_that_others_took() -> None:
     replay_state = ReplayState()
-    replay_state.replay_own(movements.record("open", 1, count=10, available_at=1), 0)
+    replay_state.replay(record_lines.record("open", 1, count=10, available_at=1), 0)
     replay_state.lease(2, "a", [1, 4], 99, None, False, 100)
 
     assert replay_state.choose(3, 3, 0, None)[0] == [0, 2, 3]

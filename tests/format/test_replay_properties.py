@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fsqueue.format import movements
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from tests import record_lines
 from tests.levels import how_many
 from tests.support import full_state
 
@@ -529,7 +530,7 @@ def test_looking_again_and_again_loses_no_task(data: bytes, looks: list[tuple[in
         lease = f"look{number}"
         replay_state.lease(at, lease, chosen, at + 30, {}, most > 1 and not alone, offset)
         replay_state.at = at
-        log += movements.lease(at, lease, chosen, at + 30, "{}", most > 1 and not alone)
+        log += record_lines.lease(at, lease, chosen, at + 30, "{}", most > 1 and not alone)
         offset = len(log)
         assert full_state(replay_state) == full_state(folded(log))
     at += 10_000

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from fsqueue.format import checkpoints, movements, names, state_checks
 from fsqueue.format.decisions import LogName
-from fsqueue.format.movements import UpdatePart
+from fsqueue.format.movements import Record, UpdatePart
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, COMPLETED, LEASED, PATIENCE_MS, SKIPPED, ReplayState
 from fsqueue.format.task_states import Lease, Prepared, Sharing, States
+from tests import record_lines
 from tests.format import test_checkpoints as brief_readers
 from tests.format import test_replay_properties as plain_logs
 from tests.format.test_inserts import LINE, OpenTape, as_seen, judged, open_logs
@@ -43,13 +44,13 @@ class Tape(OpenTape):
         return self.put(op, at, tasks=movements.to_ranges(tasks), **fields, **part.fields)
 
     def prepare_insert(self, first: int, at: int = 210, part: UpdatePart = PREPARED, later: int = 0) -> int:
-        return self.raw(movements.insert(at, f"u{first}", first, LINE, later, part))
+        return self.raw(record_lines.insert(at, f"u{first}", first, LINE, later, part))
 
     def commit(self, of: int, at: int = 220, update: names.UpdateId = U) -> int:
-        return self.raw(movements.commit(at, update, of))
+        return self.raw(record_lines.commit(at, update, of))
 
     def abort(self, at: int = 220, update: names.UpdateId = U) -> int:
-        return self.raw(movements.abort(at, update))
+        return self.raw(record_lines.abort(at, update))
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ OTHERS: list[Callable[[Tape], object]] = [
     lambda tape: tape.prepare("cancel", 0, versions=[tape.state.version[0]], at=900, part=UpdatePart(V, OTHER, 0)),
     lambda tape: tape.prepare("bury", 0, reason="r", at=900, part=UpdatePart(V, OTHER, 0)),
     lambda tape: tape.raw(
-        movements.complete(211, "l", [0], part=UpdatePart(V)) + movements.commit(211, V, 1)
+        record_lines.complete(211, "l", [0], part=UpdatePart(V)) + record_lines.commit(211, V, 1)
     ),
 ]  # fmt: skip
 
@@ -325,7 +326,7 @@ def test_a_condition_that_does_not_hold_is_void(tape: Tape, fields: dict[str, An
     before = full_state(tape.state)
     tape.put("depends", 210, **fields, **(part.fields if part is not None else {}))
     if part is WHOLE:
-        tape.raw(movements.complete(210, "l", [1], part=WHOLE))
+        tape.raw(record_lines.complete(210, "l", [1], part=WHOLE))
         tape.commit(2, at=210)
     assert full_state(tape.state) == before
     assert (tape.state.frozen, tape.state.shared) == ({}, {})
@@ -365,13 +366,13 @@ def test_a_committed_insert_is_a_task_though_later_ones_were_leased_already(tape
     assert tape.state.next_time() == later
     assert tape.state.choose(max(221, later), 9, 0, None)[0] == [4]
     restated = checkpoints.restated(tape.state)
-    assert restated["inserted"] == [(0, 6)]
+    assert restated["inserted"] == [[0, 6]]
     assert restated["steps"][-2:] == [offset - tape.state.places[3], plain - offset], "the places stand by index"
 
 
 def test_a_committed_insert_with_a_priority_is_chosen_by_it(tape: Tape) -> None:
     line = b'{"payload":"x","priority":"a"}\n'
-    tape.raw(movements.insert(210, "u4", 4, line, 0, PREPARED))
+    tape.raw(record_lines.insert(210, "u4", 4, line, 0, PREPARED))
     assert tape.state.rank(4) == tape.state.rank(2), "it has no task to be ranked"
     tape.commit(1)
     assert tape.state.choose(220, 1, 0, None)[0] == [4]
@@ -391,7 +392,7 @@ def test_a_prepared_insert_acts_although_the_batch_was_sealed_meanwhile(tape: Ta
 
 
 def test_an_update_in_one_write_acts_at_its_commit(tape: Tape) -> None:
-    offset = tape.raw(movements.complete(210, "l", [0], part=WHOLE))
+    offset = tape.raw(record_lines.complete(210, "l", [0], part=WHOLE))
     assert (tape.states[0], tape.state.frozen, tape.state.prepared) == (LEASED, {}, {}), "it freezes nothing"
     insert = tape.prepare_insert(4, part=WHOLE)
     tape.commit(2, 210)
@@ -400,11 +401,11 @@ def test_an_update_in_one_write_acts_at_its_commit(tape: Tape) -> None:
 
 
 BETWEEN = {
-    "another record": movements.record("move", 210),
-    "an unknown one": movements.record("bow", 210),
-    "another update": movements.complete(210, "l", [1], part=UpdatePart(V)),
-    "a prepared one": movements.complete(210, "l", [1], part=PREPARED),
-    "its own abort": movements.abort(210, U),
+    "another record": record_lines.record("move", 210),
+    "an unknown one": record_lines.record("bow", 210),
+    "another update": record_lines.complete(210, "l", [1], part=UpdatePart(V)),
+    "a prepared one": record_lines.complete(210, "l", [1], part=PREPARED),
+    "its own abort": record_lines.abort(210, U),
 }
 
 
@@ -413,18 +414,18 @@ BETWEEN = {
 def test_records_that_do_not_stand_directly_before_their_commit_are_void(
     tape: Tape, between: bytes, place: int
 ) -> None:
-    lines = [movements.complete(210, "l", [0], part=WHOLE), movements.insert(210, "u4", 4, LINE, 0, WHOLE)]
+    lines = [record_lines.complete(210, "l", [0], part=WHOLE), record_lines.insert(210, "u4", 4, LINE, 0, WHOLE)]
     lines.insert(place, between)
-    tape.raw(b"".join(lines) + movements.commit(210, U, 2))
+    tape.raw(b"".join(lines) + record_lines.commit(210, U, 2))
     assert (tape.states[0], tape.state.count) == (LEASED, 4)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_commit_that_has_lost_one_of_its_records_is_void(tape: Tape, lost: int) -> None:
     """A power loss may keep a later page of a write, and lose one before it."""
-    lines = [movements.complete(210, "l", [0], part=WHOLE), movements.insert(210, "u4", 4, LINE, 0, WHOLE)]
+    lines = [record_lines.complete(210, "l", [0], part=WHOLE), record_lines.insert(210, "u4", 4, LINE, 0, WHOLE)]
     lines[lost] = b"\0" * (len(lines[lost]) - 1) + b"\n"
-    tape.raw(b"".join(lines) + movements.commit(210, U, 2))
+    tape.raw(b"".join(lines) + record_lines.commit(210, U, 2))
     assert (tape.states[0], tape.state.count) == (LEASED, 4)
 
 
@@ -432,9 +433,9 @@ def test_a_commit_that_has_lost_one_of_its_records_is_void(tape: Tape, lost: int
 def test_of_a_write_that_was_cut_off_nothing_counts(tape: Tape, written: int) -> None:
     """A full disk, or a power loss, leaves a part of the lines; the next one voids the torn one, and goes on."""
     lines = [
-        movements.complete(210, "l", [0], part=WHOLE),
-        movements.insert(210, "u4", 4, LINE, 0, WHOLE),
-        movements.commit(210, U, 2),
+        record_lines.complete(210, "l", [0], part=WHOLE),
+        record_lines.insert(210, "u4", 4, LINE, 0, WHOLE),
+        record_lines.commit(210, U, 2),
     ]
     tape.raw(b"".join(lines[:written]) + lines[written][:-9] + movements.VOID)
     assert (tape.states[0], tape.state.count, tape.state.frozen) == (LEASED, 4, {})
@@ -447,9 +448,9 @@ def test_of_a_write_that_was_cut_off_nothing_counts(tape: Tape, written: int) ->
 def test_if_one_of_them_does_not_apply_none_does(tape: Tape) -> None:
     before = full_state(tape.state)
     tape.raw(
-        movements.complete(210, "l", [0], part=WHOLE)
-        + movements.complete(210, "other", [1], part=WHOLE)
-        + movements.commit(210, U, 2)
+        record_lines.complete(210, "l", [0], part=WHOLE)
+        + record_lines.complete(210, "other", [1], part=WHOLE)
+        + record_lines.commit(210, U, 2)
     )
     assert full_state(tape.state) == before
     assert sorted(tape.state.choose(450, 9, 0, None)[0]) == [2, 3]
@@ -459,7 +460,7 @@ def test_if_one_of_them_does_not_apply_none_does(tape: Tape) -> None:
 
 def test_a_checkpoint_between_them_ends_the_run(tape: Tape) -> None:
     """A reader that begins at the checkpoint does not see what stands before it."""
-    tape.raw(movements.complete(210, "l", [0], part=WHOLE))
+    tape.raw(record_lines.complete(210, "l", [0], part=WHOLE))
     line = checkpoints.record(tape.state, tape.state.at, 0, tape.state.stretch, len(tape.data))
     tape.raw(line)
     tape.commit(1, 210)
@@ -513,7 +514,7 @@ def records_of(data: bytes) -> list[tuple[int, dict[str, Any]]]:
 
 def test_a_cut_insert_is_one_of_the_same_update() -> None:
     for part in (PREPARED, WHOLE, PREPARED._replace(beside=LOG)):
-        line = movements.insert(1, "a", 0, b'{"payload":"%s"}\n' % (b"x" * 100), 7, part)[:-1]
+        line = record_lines.insert(1, "a", 0, b'{"payload":"%s"}\n' % (b"x" * 100), 7, part)[:-1]
         short = movements.cut(line, 0)
         record = json.loads(short)
         assert record.items() >= {"update": U, "available_at": 7, "first": 0}.items()
@@ -524,7 +525,7 @@ def test_a_cut_insert_is_one_of_the_same_update() -> None:
 def test_the_log_that_comes_first_stands_in_each_kind_of_record_and_is_read_back(tape: Tape) -> None:
     part = PREPARED._replace(beside=LOG)
     tape.prepare_insert(4, part=part)
-    tape.raw(movements.complete(210, "l", [0], b"1", part=part))
+    tape.raw(record_lines.complete(210, "l", [0], b"1", part=part))
     tape.prepare("release", 1, lease="l", available_at=0, part=part)
     prepared = tape.state.prepared[U]
     assert [record["beside"] for _, _, record in prepared.records] == [list(LOG)] * 3
@@ -544,8 +545,8 @@ def test_what_names_no_log_is_passed_over(tape: Tape, text: str) -> None:
 
 updates, files = st.sampled_from([U, V]), st.sampled_from([FILE, FILE, OTHER])
 outcomes = st.one_of(
-    st.builds(movements.commit, st.integers(90, 200), updates, st.integers(0, 3)),
-    st.builds(movements.abort, st.integers(90, 200), updates),
+    st.builds(record_lines.commit, st.integers(90, 200), updates, st.integers(0, 3)),
+    st.builds(record_lines.abort, st.integers(90, 200), updates),
 )
 OF_UPDATES = ("renew", "complete", "release", "fail", "bury", "cancel", "replace")
 dependent = st.one_of(
@@ -559,7 +560,7 @@ def one_record(draw: st.DrawFn, tape: OpenTape) -> dict[str, Any]:
     """A record that often applies: an insert, or one about tasks."""
     if draw(st.integers(0, 3)) == 0:
         first = max(0, tape.state.count + draw(st.integers(-1, 1)))
-        line = movements.insert(draw(st.integers(90, 140)), draw(st.sampled_from("pqrst")), first, LINE)
+        line = record_lines.insert(draw(st.integers(90, 140)), draw(st.sampled_from("pqrst")), first, LINE)
         return json_or_none(line)
     return as_seen(tape.state, draw(st.one_of(parts, loose)))
 
@@ -583,7 +584,7 @@ def soups(draw: st.DrawFn, most: int = 16) -> bytes:
                 record["file"] = draw(files)
         tape.raw(json.dumps(record).encode() + b"\n")
         if choice == 7:
-            tape.raw(movements.commit(record["at"], record.get("update", U), 1))
+            tape.raw(record_lines.commit(record["at"], record.get("update", U), 1))
     return tape.data
 
 
@@ -656,14 +657,14 @@ def test_a_commit_acts_and_an_abort_is_as_if_nothing_was(data: bytes, draw: st.D
         assert applies == (plain.places.get(record["first"]) == offset)
     else:
         assert applies == (changed == tasks), "it applies to all of its tasks, or not at all"
-    committed = folded(data + prepared + movements.commit(at, U, 1))
+    committed = folded(data + prepared + record_lines.commit(at, U, 1))
     whole = json.dumps(record | WHOLE.fields).encode() + pad[: len(pad) - 1] + b"\n"
-    at_once = folded(data + whole + movements.commit(at, U, 1))
+    at_once = folded(data + whole + record_lines.commit(at, U, 1))
     if applies:
         for one in (committed, at_once):
             assert full_state(one) == full_state(plain)
             assert one.places == plain.places
-    aborted, before = folded(data + prepared + movements.abort(at, U)), folded(data)
+    aborted, before = folded(data + prepared + record_lines.abort(at, U)), folded(data)
     was, now = full_state(before), full_state(aborted)
     for field in ("state", "since", "holder", "attempts", "version"):
         now[field] = now[field][: before.count]
@@ -719,14 +720,16 @@ def all_of(state: ReplayState) -> dict[str, Any]:
             return value.update, value.file, value.patience_ms, records, value.tasks, value.verdicts
         if isinstance(value, (list, tuple)):
             return [named(each) for each in value]
-        return {key: named(each) for key, each in value.items()} if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            return kept(value) if "op" in value else {key: named(each) for key, each in value.items()}
+        return value
 
     return {name: named(getattr(state, name)) for name in (*States.__slots__, "at", "damaged", "gone", "run")}
 
 
 def kept(record: dict[str, Any]) -> dict[str, Any]:
     """A record as its author keeps it: without what only the task's line tells."""
-    return {name: value for name, value in record.items() if name not in ("payload", "b64", "key")}
+    return {name: value for name, value in record.items() if name not in ("payload", "b64", "key", "cut")}
 
 
 def twins(tape: Tape) -> tuple[ReplayState, ReplayState]:
@@ -734,188 +737,88 @@ def twins(tape: Tape) -> tuple[ReplayState, ReplayState]:
     return folded(tape.data), folded(tape.data)
 
 
-def line_of(**fields: Any) -> bytes:
-    return json.dumps({"payload": "x"} | fields, separators=(",", ":")).encode() + b"\n"
+def line_of(priority: int | str | None) -> bytes:
+    more = {} if priority is None else {"priority": priority}
+    return json.dumps({"payload": "x"} | more, separators=(",", ":")).encode() + b"\n"
 
 
-@pytest.mark.parametrize("available_at", [0, 900])
-@pytest.mark.parametrize("priority", [None, 5, "soon"])
-def test_the_author_of_an_update_in_one_write_knows_what_its_readers_replay(
-    tape: Tape, priority: int | str | None, available_at: int
-) -> None:
-    author, reader = twins(tape)
-    line = LINE[:-2] + b',"priority":' + json.dumps(priority).encode() + LINE[-2:] if priority is not None else LINE
-    end, data = len(tape.data), movements.complete(210, "l", [0], part=WHOLE)
-    author.decide(0, COMPLETED, 210, end)
-    for first in (4, 6):  # one index is left out
-        assert author.insert_at_once(210, f"u{first}", first, available_at, end + len(data), priority)
-        data += movements.insert(210, f"u{first}", first, line, available_at, WHOLE)
-    author.at = 210
-    reader.replay(data + movements.commit(210, U, 3), end)
-    assert all_of(author) == all_of(reader)
-    assert reader.state[6] == AVAILABLE
-
-
-def test_no_insert_of_an_update_in_one_write_is_void_without_a_word(tape: Tape) -> None:
-    assert not tape.state.insert_at_once(210, "0", 4, 0, 900, None), "its id has acted"
-    assert not tape.state.insert_at_once(210, "u", 3, 0, 900, None), "its index was given"
-    assert not tape.state.insert_at_once(210, "u", names.BATCH_TASKS_MAX, 0, 900, None)
-    tape.put("seal", 205, here=len(tape.data), tasks=[[0, 4]])
-    assert not tape.state.insert_at_once(210, "u", 4, 0, 900, None)
-
-
-@pytest.mark.parametrize("outcome", [movements.commit(220, U, 3), movements.abort(220, U)], ids=["commit", "abort"])
-@pytest.mark.parametrize("available_at", [0, 900])
-@pytest.mark.parametrize("more", [{}, {"priority": 5}, {"priority": "soon", "key": "k"}])
-@pytest.mark.parametrize("patience_ms", [0, 9_000, 10**9])
-@pytest.mark.parametrize("work", [{}, {"took": 7, "used": [[1, 2]]}])
-def test_the_author_of_prepared_records_knows_what_its_readers_replay(
-    tape: Tape, work: dict[str, Any], patience_ms: int, more: dict[str, Any], available_at: int, outcome: bytes
-) -> None:
-    """Also once the outcome is there: its own, or another process's; and at a checkpoint."""
-    author, reader = twins(tape)
-    part, begin = UpdatePart(U, FILE, patience_ms), len(tape.data)
-    assert author.prepare_completion(part, 210, "l", 0, work, begin)
-    data = movements.complete(210, "l", [0], **work, part=part)
-    for at, first in ((210, 4), (211, 6)):  # one index is left out
-        assert author.prepare_insert(
-            part, at, f"u{first}", first, available_at, more.get("priority"), begin + len(data)
-        )
-        data += movements.insert(at, f"u{first}", first, line_of(**more), available_at, part)
-    reader.replay(data, begin)
-    author.stretch.append(data)
-    assert all_of(author) == all_of(reader)
-    assert (list(author.frozen), author.prepared[U].inserted) == ([0], [4, 6])
-    assert author.checkpoint(begin + len(data), anyway=True) == b"", "it would hide them"
-    told = deepcopy(author)
-    author.give_own(U, 3 if b"commit" in outcome else None, 220)
-    author.stretch.append(outcome)
-    for state in (told, reader):
-        state.replay(outcome, begin + len(data))
-    end = begin + len(data) + len(outcome)
-    assert all_of(author) == all_of(told) == all_of(reader)
-    acted = [(place, kept(record)) for place, record in reader.acted]
-    assert len(acted) == (3 if b"commit" in outcome else 0)
-    assert author.acted == told.acted == acted
-    assert (author.took, author.used) == (({0: 7}, {0: (1, 2)}) if acted and work else ({}, {}))
-    assert (
-        author.checkpoint(end, anyway=True) == told.checkpoint(end, anyway=True) == reader.checkpoint(end, anyway=True)
-    )
-    assert b'"check' in reader.checkpoint(end, anyway=True)
+def own(record: Record) -> tuple[Record, bytes]:
+    return record, movements.encode(record)
 
 
 @st.composite
-def own_records(draw: st.DrawFn, state: ReplayState) -> tuple[UpdatePart, int, dict[str, Any]]:
-    """What a process may prepare without a replay: of which update, when, and the arguments of the record."""
-    part = UpdatePart(draw(updates), draw(files), draw(st.sampled_from([0, 7_000, 10**9])))
+def own_records(draw: st.DrawFn, state: ReplayState) -> tuple[Record, bytes]:
+    """What a process may write next: a record, and its line."""
     at = state.at + draw(st.integers(0, 9))
+    if state.prepared and draw(st.integers(0, 3)) == 0:
+        update = draw(st.sampled_from(list(state.prepared)))
+        of = draw(st.sampled_from([len(state.prepared[update].records), 9, None]))
+        return own(movements.record("abort" if of is None else "commit", at, update=update, of=of))
+    file, patience_ms = draw(st.none() | files), draw(st.sampled_from([0, 7_000, 10**9]))
+    part = draw(st.sampled_from([None, UpdatePart(draw(updates), file, patience_ms)]))
     if draw(st.booleans()):
-        lease, work = draw(st.sampled_from([*state.leases, "none"])), draw(st.sampled_from([{}, {"took": 4}]))
-        return part, at, {"lease": lease, "index": draw(st.integers(-1, state.count)), "more": work}
-    index = max(0, state.count + draw(st.integers(-1, 2)))
-    identity, priority = draw(st.sampled_from(["again", *"pqrst"])), draw(st.sampled_from([None, 5, "soon"]))
-    return part, at, {
-        "identity": identity, "index": index, "available_at": draw(st.sampled_from([0, 90, 900])), "priority": priority,
-    }  # fmt: skip
+        lease, index = draw(st.sampled_from([*state.leases, "none"])), draw(st.integers(0, state.count))
+        work = draw(st.sampled_from([{}, {"took": 4}, {"used": [[1, 2]]}])) | ({} if part is None else part.fields)
+        if draw(st.booleans()):
+            return movements.completion(at, lease, [index], b'{"r":1}', **work)
+        return own(movements.record("complete", at, lease=lease, tasks=[[index, index + 1]], **work))
+    index, priority = max(0, state.count + draw(st.integers(-1, 2))), draw(st.sampled_from([None, 5, "soon"]))
+    identity, available_at = draw(st.sampled_from(["again", *"pqrst"])), draw(st.sampled_from([0, 90, 900]))
+    return movements.insert(at, identity, index, line_of(priority), available_at, priority, part)
 
 
 @pytest.mark.slow
 @given(soups(), st.data())
 @settings(max_examples=how_many(16, 1500))
-def test_in_any_log_the_author_judges_and_knows_what_its_readers_do(data: bytes, draw: st.DataObject) -> None:
-    """Also of several updates, beside prepared records of others, and with outcomes between."""
+def test_in_any_log_the_author_of_records_knows_what_its_readers_do(data: bytes, draw: st.DataObject) -> None:
+    """Also of several updates, in one write or not, beside prepared records of others, and with outcomes between."""
     data = data[: data.rfind(b"\n") + 1]
     author, reader = folded(data), folded(data)
     for _ in range(draw.draw(st.integers(1, 6))):
-        if author.prepared and draw.draw(st.integers(0, 3)) == 0:
-            update = draw.draw(st.sampled_from(list(author.prepared)))
-            of = draw.draw(st.sampled_from([len(author.prepared[update].records), None]))
-            author.give_own(update, of, author.at)
-            line = movements.abort(author.at, update) if of is None else movements.commit(author.at, update, of)
-        else:
-            part, at, fields = draw.draw(own_records(author))
-            if "lease" in fields:
-                applies = author.prepare_completion(part, at, **fields, offset=len(data))
-                line = movements.complete(at, fields["lease"], [fields["index"]], part=part, **fields["more"])
-            else:
-                applies = author.prepare_insert(part, at, **fields, offset=len(data))
-                more = {} if fields["priority"] is None else {"priority": fields["priority"]}
-                line = movements.insert(
-                    at, fields["identity"], fields["index"], line_of(**more), fields["available_at"], part
-                )
-            if not applies:
-                assert all_of(author) == all_of(reader), "nothing was changed"
-                void = folded(data)
-                void.replay(line, len(data))
-                assert all_of(void) | {"run": author.run} == all_of(author), "and a reader would take it for void"
-                continue
+        before = all_of(author)
+        record, line = draw.draw(own_records(author))
+        applies = author.apply(record, len(data))
         reader.replay(line, len(data))
         data += line
         assert all_of(author) == all_of(reader)
+        assert applies or "update" in record or all_of(author) == before | {"run": author.run}, "it has said so"
 
 
-COMPLETIONS: list[tuple[str, str, int]] = [
-    ("a lease that is not known", "m", 0),
-    ("a task that it does not hold", "l", 2),
-    ("no task", "l", 9),
-    ("no task, from the end", "l", -4),
-    ("a task with an outcome", "n", 3),
-    ("a frozen one", "l", 1),
-]
-
-
-@pytest.mark.parametrize(("lease", "index"), [each[1:] for each in COMPLETIONS], ids=[each[0] for each in COMPLETIONS])
-def test_the_author_of_a_prepared_completion_judges_as_its_readers_do(tape: Tape, lease: str, index: int) -> None:
-    tape.lease(201, "n", 3)
-    tape.put("complete", 202, lease="n", tasks=[[3, 4]])
-    tape.prepare("release", 1, lease="l", available_at=900, part=UpdatePart(V, FILE))
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+@pytest.mark.parametrize("available_at", [0, 900])
+@pytest.mark.parametrize("priority", [None, 5, "soon"])
+@pytest.mark.parametrize("patience_ms", [0, 9_000, 10**9])
+@pytest.mark.parametrize("work", [{}, {"took": 7, "used": [[1, 2]]}])
+@pytest.mark.parametrize("file", [FILE, None])
+def test_the_author_of_an_update_knows_what_its_readers_replay(
+    tape: Tape, file: Any, work: Any, patience_ms: int, priority: int | str | None, available_at: int, outcome: str
+) -> None:
+    """Also once the outcome is there: its own, or another process's; and at a checkpoint."""
     author, reader = twins(tape)
-    before, offset = all_of(author), len(tape.data)
-    assert not author.prepare_completion(PREPARED, 210, lease, index, {}, offset)
-    reader.replay(movements.complete(210, lease, [index], part=PREPARED), offset)
-    assert before == all_of(author) == all_of(reader)
-
-
-def test_the_author_of_a_prepared_insert_judges_as_its_readers_do(tape: Tape) -> None:
-    tape.put("seal", 205, here=len(tape.data), tasks=[[0, 4]])
-    sealed = twins(tape)[0]
-    tape = Tape()
-    for state, identity, index in (
-        (tape.state, "0", 4), (tape.state, "u", 3), (tape.state, "u", names.BATCH_TASKS_MAX), (sealed, "u", 4),
-    ):  # fmt: skip
-        before = all_of(state)
-        assert not state.prepare_insert(PREPARED, 210, identity, index, 0, None, 900)
-        assert all_of(state) == before
-
-
-def test_no_author_prepares_for_another_file_or_in_a_retired_log(tape: Tape) -> None:
-    tape.prepare("complete", 0, lease="l")
-    other = UpdatePart(U, OTHER, 0)
-    assert not tape.state.prepare_completion(other, 210, "l", 1, {}, 900)
-    assert not tape.state.prepare_insert(other, 210, "u", 4, 0, None, 900)
-    assert not tape.state.prepare_insert(WHOLE, 210, "u", 4, 0, None, 900), "no file decides"
-    tape.put("gone", 215)
-    assert not tape.state.prepare_completion(UpdatePart(V, FILE), 220, "l", 1, {}, 900)
-
-
-def test_a_prepared_record_ends_a_run_of_an_update_in_one_write(tape: Tape) -> None:
-    tape.raw(movements.complete(210, "l", [0], part=WHOLE))
-    author, reader = twins(tape)
-    assert len(author.run) == 1
-    part = UpdatePart(V, FILE, 5_000)
-    assert author.prepare_completion(part, 210, "l", 1, {}, len(tape.data))
-    reader.replay(movements.complete(210, "l", [1], part=part), len(tape.data))
-    assert (author.run, reader.run) == ([], [])
-    assert all_of(author) == all_of(reader)
-
-
-@pytest.mark.parametrize("of", [2, 3, None])
-def test_the_author_of_an_outcome_knows_what_its_readers_replay(tape: Tape, of: int | None) -> None:
-    tape.prepare("complete", 0, lease="l", result=7)
-    tape.prepare_insert(4)
-    author, reader = twins(tape)
-    author.give_own(U, of, 220)
-    reader.replay(movements.abort(220, U) if of is None else movements.commit(220, U, of), len(tape.data))
-    assert all_of(author) == all_of(reader)
-    assert author.acted == reader.acted
-    assert bool(author.prepared) == (of == 3), "a commit of another number is void"
+    part, end = UpdatePart(U, file, patience_ms), len(tape.data)
+    records = [own(movements.record("complete", 210, lease="l", tasks=[[0, 1]], **work, **part.fields))]
+    for at, first in ((210, 4), (211, 6)):  # one index is left out
+        records.append(movements.insert(at, f"u{first}", first, line_of(priority), available_at, priority, part))
+    for record, line in records:
+        assert author.apply(record, end) == (file is not None)
+        author.stretch.append(line)
+        reader.replay(line, end)
+        end += len(line)
+        assert all_of(author) == all_of(reader)
+    if file is not None:
+        assert (list(author.frozen), author.prepared[U].inserted) == ([0], [4, 6])
+        assert author.checkpoint(end, anyway=True) == b"", "it would hide them"
+    told = deepcopy(author)
+    record, line = own(movements.record(outcome, 220, update=U, of=3 if outcome == "commit" else None))
+    assert author.apply(record, end) == (outcome == "commit" or file is not None)
+    author.stretch.append(line)
+    for state in (told, reader):
+        state.replay(line, end)
+    end += len(line)
+    assert all_of(author) == all_of(told) == all_of(reader)
+    acted = [(place, kept(record)) for place, record in reader.acted]
+    assert len(acted) == (3 if outcome == "commit" else 0)
+    assert [(place, kept(each)) for place, each in author.acted] == acted
+    assert (author.took, author.used) == (({0: 7}, {0: (1, 2)}) if acted and work else ({}, {}))
+    [checkpoint] = {state.checkpoint(end, anyway=True) for state in (author, told, reader)}
+    assert b'"check' in checkpoint

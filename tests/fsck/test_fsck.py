@@ -20,13 +20,14 @@ import pytest
 
 from fsqueue import Finding, LeaseLost, Queue, Status
 from fsqueue.clock import ManualClock
-from fsqueue.format import movements, names
+from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import KINDS
 from fsqueue.protocol import finishing
 from fsqueue.storage import commits, counters, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import trash as own_trash
+from tests import record_lines
 from tests.concurrency.processes import Child
 from tests.concurrency.trapped import trapped
 from tests.levels import how_many
@@ -212,7 +213,7 @@ def a_process_with_a_clock_ahead(queue: Queue, clock: ManualClock) -> set[str]:
     path = held_file(queue)
     month_ahead = round((clock.now_s + 30 * 86_400) * 1000)
     with log_of(queue, path).open("ab") as log:
-        log.write(movements.record("move", month_ahead, **{"from": path.name, "name": path.name}))
+        log.write(record_lines.record("move", month_ahead, **{"from": path.name, "name": path.name}))
     return set()
 
 

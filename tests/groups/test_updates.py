@@ -38,7 +38,7 @@ from fsqueue.format.names import QueueDirectory
 from fsqueue.protocol import update_traces, updates
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import decisions as stored
-from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.logs import Log
 from tests.concurrency.books import clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
 from tests.concurrency.trapped import Count, DieAt, FullFrom
@@ -378,7 +378,7 @@ def test_a_write_that_may_still_land_is_not_called_undone_if_the_second_try_is_r
 
         with (
             mock.patch.object(update_traces, "acted", runs_out),
-            mock.patch.object(LockedBatch, "write", side_effect=OSError(errno.EIO, os.strerror(errno.EIO))) as write,
+            mock.patch.object(Log, "write", side_effect=OSError(errno.EIO, os.strerror(errno.EIO))) as write,
             pytest.raises(StorageError) as caught,
             mine.update() as update,
         ):

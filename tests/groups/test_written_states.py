@@ -15,12 +15,13 @@ from unittest import mock
 import pytest
 
 from fsqueue import Group, LeasedTask, Task, UpdateConflict
-from fsqueue.format import checkpoints, movements
+from fsqueue.format import checkpoints
 from fsqueue.format.models import Used
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import updates
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
+from tests import record_lines
 from tests.format.test_updates import all_of
 from tests.support import log_files
 
@@ -84,7 +85,7 @@ def leave_ahead(group: Group, queue: str) -> None:
     """Let a log end in a record of a clock that is hours ahead: the next append corrects the log's time."""
     [log] = log_files(group[queue])
     with log.open("ab") as file:
-        file.write(movements.record("move", group[queue].store.clock.now_ms() + AHEAD_MS))
+        file.write(record_lines.record("move", group[queue].store.clock.now_ms() + AHEAD_MS))
     os.utime(log)
 
 

@@ -98,12 +98,25 @@ MUTATIONS: dict[str, Mutation] = {
     "a completion behind a torn tail": of("torn", 1, "complete_in_hand", "log.torn", "False"),
     "the last task without an outcome": of(CALM, 0, "complete_in_hand", "state.remaining < 2", "False"),
     "a lease that does not hold": of("end", 0, "complete_in_hand", "not state.holds(index, task.lease)", "False"),
-    "how long the work took": of("complete", 0, "complete_in_hand", "more = transitions.measured(...)", ""),
-    "a result of measured work": of(
-        "complete", 3, "complete_in_hand", "more or state.used or ...", "state.used or ..."
+    "how long the work took": of("complete", 0, "complete_in_hand", "made |= transitions.measured(...)", ""),
+    "a measured completion that is not applied as such": of(
+        "complete",
+        3,
+        "complete_in_hand",
+        "state.apply(made, log.end)",
+        """
+        state.complete(made["at"], [made["tasks"][0][0]], log.end, made.get("result"))
+        state.at = made["at"]
+        """,
     ),
-    "a result of a task that was measured before": of(
-        "end", 7, "complete_in_hand", "more or state.used or ...", "more or ..."
+    "a task that was measured before": of(
+        "end", 7, "complete_in_hand", "state.used or task.began is not None or ...", "task.began is not None or ..."
+    ),
+    "a completion in the state alone": of(
+        CALM, 0, "complete_in_hand", "state.complete(at, [index], log.end, value)", ""
+    ),
+    "a result in the record alone": of(
+        "complete", 0, "complete_in_hand", 'made["result"] = value = loads(result)', 'made["result"] = loads(result)'
     ),
     "a result that is lost": of("fault", 1, "complete_in_hand", "transitions.result_of(task, result)", "None"),
     "a completion is lost for good": of("fault", 1, "complete_in_hand", "if error.errno not in LOST: ...", "raise"),

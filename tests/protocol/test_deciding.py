@@ -18,11 +18,12 @@ from fsqueue import Group, LeasedTask, LeaseLost, LockTimeout, Queue, StorageErr
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.decisions import LogName
-from fsqueue.format.movements import UpdatePart
+from fsqueue.format.movements import Record, UpdatePart
 from fsqueue.format.names import Batch, UpdateId
 from fsqueue.storage import decisions, record_times
 from fsqueue.storage.decisions import OutOfGroup, OwnDecisionFile, OwnDecisionFiles, Vote
 from fsqueue.storage.locked_batch import LockedBatch
+from tests import record_lines
 from tests.support import Crash, crashes, full_state, insert_in_file
 
 pytestmark = pytest.mark.once
@@ -67,7 +68,9 @@ class Story:
         with LockedBatch(self.q.store, batch) as locked:
             at = record_times.present(locked) if at is None else at
             line = b'{"payload":"inserted"}\n'
-            locked.write(movements.insert(at, "1" * 16, locked.replay_state.count, line, 0, self.part))
+            record_lines.write(
+                locked.log, record_lines.insert(at, "1" * 16, locked.replay_state.count, line, 0, self.part)
+            )
 
     def decide(self, how: str, batch: Batch) -> None:
         """Decide about it, as the updater, a bystander or upkeep would; "none": nobody does."""
@@ -438,8 +441,8 @@ def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
 ) -> None:
     real = movements.insert
 
-    def prepared(*args: Any, **fields: Any) -> bytes:
-        return real(*args, **fields, part=story.part)
+    def prepared(*args: Any) -> tuple[Record, bytes]:
+        return real(*args[:6], part=story.part)
 
     with monkeypatch.context() as patched:
         patched.setattr(movements, "insert", prepared)

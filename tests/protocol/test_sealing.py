@@ -17,6 +17,7 @@ from fsqueue.protocol import sealing
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import listing, record_times
 from fsqueue.storage.locked_batch import LockedBatch
+from tests import record_lines
 from tests.concurrency.trapped import Trapped
 from tests.support import base_of, crashes, drain, files_below, leftovers, log_files, task_file_names
 
@@ -132,7 +133,7 @@ def test_a_seal_that_is_not_what_it_says_is_not_believed(queue: Queue, change: s
             "torn behind": content + b'{"op":"lease"',
             "without waiting": content[:start] + line.replace(b"waiting", b"anything"),
             "of another op": content[:start] + line.replace(b'"seal"', b'"move"'),
-            "late": content[:start] + movements.insert(1, "late", 2, b'{"payload":3}\n') + line,
+            "late": content[:start] + record_lines.insert(1, "late", 2, b'{"payload":3}\n') + line,
         }[change]
     )
     assert waiting(queue) is None

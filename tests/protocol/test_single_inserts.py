@@ -32,6 +32,7 @@ from fsqueue.storage import journals
 from fsqueue.storage.listening import QUIET_S
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
+from tests import record_lines
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Trapped, trapped
 from tests.support import base_of, crashes, drain, files_below, in_time, log_files, raised, task_file_names
@@ -922,7 +923,7 @@ def test_a_task_is_never_leased_half(queue: Queue) -> None:
     queue.insert("first")
     [path] = log_files(queue)
     whole = path.read_bytes()
-    record = movements.insert(queue.store.clock.now_ms(), "f" * 16, 1, b'{"payload":"second"}\n')
+    record = record_lines.insert(queue.store.clock.now_ms(), "f" * 16, 1, b'{"payload":"second"}\n')
     for length in range(len(record)):
         path.write_bytes(whole + record[:length])
         assert Queue(queue.path).status().waiting == 1

@@ -15,6 +15,7 @@ from fsqueue.format import movements
 from fsqueue.format.models import Movement
 from fsqueue.spark.views import Attempt, attempts_of
 from fsqueue.views.task_history import records_of
+from tests import record_lines
 from tests.support import QueueFactory, log_files
 from tests.worker import tasks
 
@@ -182,7 +183,7 @@ def test_a_damaged_field_does_not_void_its_record(q: Queue) -> None:
     q.store.close()
     (path,) = log_files(q)
     with path.open("ab") as file:
-        file.write(movements.record("complete", 10**12 * 2, lease=task.lease, tasks=[[0, 1]], took={"a": [None]}))
+        file.write(record_lines.record("complete", 10**12 * 2, lease=task.lease, tasks=[[0, 1]], took={"a": [None]}))
     assert q.status().completed == 1
 
 

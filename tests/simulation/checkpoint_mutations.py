@@ -13,10 +13,20 @@ MUTATIONS = [
             (
                 "Log.write",
                 """
-                self.replay_state.replay_own(data, self.next_offset())
+                for record in records:
+                    self.add(record)
+                data = b"".join(self._added)
+                self._added, self.added_bytes = [], 0
                 self.append(data)
                 """,
-                "self.replay_state.replay_own(data, self.append(data))",
+                """
+                offset = self.next_offset()
+                data = b"".join([*self._added, *map(movements.encode, records)])
+                self._added, self.added_bytes = [], 0
+                self.append(data)
+                for record in records:
+                    self.replay_state.apply(record, offset)
+                """,
             ),
         ),
     ),

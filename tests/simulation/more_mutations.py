@@ -82,7 +82,13 @@ MUTATIONS = [
         "a batch without its first record",
         "replaying the log gives nothing: no lease and no outcome in it counts",
         "calm",
-        (("Leaser._take", "locked.log.append(opening + record if opening else record)", "locked.log.append(record)"),),
+        (
+            (
+                "Leaser._from_locked",
+                "locked.log.add(transitions.opening(...))",
+                "locked.replay_state.apply(transitions.opening(locked, locked.log.name), 0)",
+            ),
+        ),
     ),
     Mutation(
         "finished and not counted",

@@ -75,7 +75,7 @@ MUTATIONS = [
         (
             (
                 "retire",
-                'locked.log.append(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at)))',
+                'locked.log.append(movements.encode(movements.record("gone", ...)))',
                 "",
             ),
         ),

@@ -12,17 +12,14 @@ MUTATIONS = [
         (
             (
                 "SingleInserter._appended",
-                """
-                if rank != LAST:
-                    opening = self._promised_in(locked, opening, rank)
-                """,
-                "",
+                "rank == LAST or self._promised_in(locked, rank)",
+                "True",
             ),
             (
                 "SingleInserter._appended",
                 "self._synced.wrote(locked)",
                 """
-                rank == LAST or self._promised_in(locked, b"", rank)
+                rank == LAST or self._promised_in(locked, rank)
                 self._synced.wrote(locked)
                 """,
             ),
@@ -65,7 +62,7 @@ MUTATIONS = [
         "an inserter does not tell its own state of the priority",
         "a worker in the same process takes tasks as they came, and its checkpoints leave the priority out",
         "order-restated",
-        (("SingleInserter._append", "replay_state.insert(..., task.priority)", "replay_state.insert(...)"),),
+        (("SingleInserter.add", "replay_state.insert(..., task.priority)", "replay_state.insert(...)"),),
     ),
     Mutation(
         "it is told after the insert that there are priorities",

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue.format import movements, state_checks
+from fsqueue.format import state_checks
 from fsqueue.format.replay import ReplayState
+from tests import record_lines
 from tests.simulation.invariants import STATES
 from tests.simulation.replay import AVAILABLE, LEASED, Replay
 
@@ -30,7 +31,7 @@ class Writer:
         self._put("open", count=0, available_at=0, inserts="here")
 
     def _put(self, op: str, **fields: Any) -> None:
-        self.data += movements.record(op, self.at, **fields)
+        self.data += record_lines.record(op, self.at, **fields)
 
     def _part(self, update: str) -> dict[str, Any]:
         file = FILES[UPDATES.index(update)] if self.rng.random() < 0.95 else self.rng.choice(FILES)

@@ -13,6 +13,7 @@ from fsqueue.errors import LockTimeout
 from fsqueue.storage import counters
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
+from tests import record_lines
 from tests.support import QueueFactory, base_of, counted, task_file_names
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
@@ -33,10 +34,10 @@ def q(queue: Queue, clock: ManualClock) -> Queue:
 def finished(q: Queue) -> Log:
     """The log of a batch of five completed tasks, ready to be counted."""
     log = q.store.logs.open(BATCH, create=True)
-    log.append_record("open", 1, count=5)
-    log.append_record("lease", 1, lease="a", tasks=[[0, 5]], until=900)
-    log.append_record("complete", 1, lease="a", tasks=[[0, 5]])
-    log.append_record("finish", 1)
+    record_lines.put(log, "open", 1, count=5)
+    record_lines.put(log, "lease", 1, lease="a", tasks=[[0, 5]], until=900)
+    record_lines.put(log, "complete", 1, lease="a", tasks=[[0, 5]])
+    record_lines.put(log, "finish", 1)
     return log
 
 
@@ -77,10 +78,10 @@ def test_counting_writes_a_guard_and_a_record_before_the_bytes(q: Queue, finishe
 def finish_log(q: Queue, batch: str, tasks: int) -> None:
     """Make the log of a batch whose tasks are all completed, and not counted yet."""
     log = q.store.logs.open(batch, create=True)
-    log.append_record("open", 1, count=tasks)
-    log.append_record("lease", 1, lease="a", tasks=[[0, tasks]], until=900)
-    log.append_record("complete", 1, lease="a", tasks=[[0, tasks]])
-    log.append_record("finish", 1)
+    record_lines.put(log, "open", 1, count=tasks)
+    record_lines.put(log, "lease", 1, lease="a", tasks=[[0, tasks]], until=900)
+    record_lines.put(log, "complete", 1, lease="a", tasks=[[0, tasks]])
+    record_lines.put(log, "finish", 1)
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3])
@@ -128,7 +129,7 @@ def test_what_a_crash_left_out_is_added(q: Queue, finished: Log, written: int) -
     """A crash after the record, with none, some or all of the bytes."""
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(b"x" * 7 + counters.mark(BATCH, 5)[:written])
-    finished.append_record("count", 5, file=q.store.counter_number, offset=7, count=5)
+    record_lines.put(finished, "count", 5, file=q.store.counter_number, offset=7, count=5)
     add(q)
     assert counted(q) == 7 + 5
 
@@ -136,7 +137,7 @@ def test_what_a_crash_left_out_is_added(q: Queue, finished: Log, written: int) -
 def test_bytes_of_others_at_the_announced_place_are_not_ours(q: Queue, finished: Log) -> None:
     other = counters.mark("f" * 32, 3)
     assert other[0] != counters.mark(BATCH, 1)[0]
-    finished.append_record("count", 5, file=q.store.counter_number, offset=0, count=5)
+    record_lines.put(finished, "count", 5, file=q.store.counter_number, offset=0, count=5)
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(other)
     add(q)
@@ -148,8 +149,8 @@ def test_a_crash_after_a_crash_is_made_good_too(q: Queue, finished: Log) -> None
     number = q.store.counter_number
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(counters.mark(BATCH, 5)[:2] + b"other" + counters.mark(BATCH, 3)[:1])
-    finished.append_record("count", 5, file=number, offset=0, count=5)
-    finished.append_record("count", 5, file=number, offset=7, count=3)
+    record_lines.put(finished, "count", 5, file=number, offset=0, count=5)
+    record_lines.put(finished, "count", 5, file=number, offset=7, count=3)
     add(q)
     assert counted(q) == 5 + 5
     assert sum(counters.there(q.store, q.store.layout, BATCH, *one) for one in finished.replay_state.counts) == 5
@@ -197,7 +198,7 @@ def test_status_counts_what_is_being_counted_once(q: Queue, finished: Log) -> No
         if not finished.replay_state.counts:
             assert q.status().completed == 7 + written + 5, "no record yet: these bytes are somebody else's"
             counter(q).write_bytes(b"x" * 7)
-            finished.append_record("count", 5, file=number, offset=7, count=5)
+            record_lines.put(finished, "count", 5, file=number, offset=7, count=5)
         assert q.status().completed == 7 + 5
 
 

@@ -14,6 +14,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.storage import history
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
+from tests import record_lines
 from tests.concurrency.trapped import trapped
 from tests.support import QueueFactory, base_of, insert_in_file
 
@@ -34,13 +35,13 @@ def q(queue: Queue, clock: ManualClock) -> Queue:
 
 def log_of(q: Queue, *, torn: bool = False) -> Log:
     log = q.store.logs.open(BATCH, create=True)
-    log.append_record("open", 1, count=2)
+    record_lines.put(log, "open", 1, count=2)
     if torn:
         with open(log.path, "ab") as file:
             file.write(b'~\xc3\xbc\n"]],\n{"op":"lease","at":1,"lea')
         log.catch_up()
-    log.append_record("lease", 1, lease="ä]", tasks=[[0, 2]], until=900, worker={"host": 'x"],[{'})
-    log.append_record("complete", 1, lease="ä]", tasks=[[0, 2]], result=[["]"], {"a": "}"}])
+    record_lines.put(log, "lease", 1, lease="ä]", tasks=[[0, 2]], until=900, worker={"host": 'x"],[{'})
+    record_lines.put(log, "complete", 1, lease="ä]", tasks=[[0, 2]], result=[["]"], {"a": "}"}])
     return log
 
 

@@ -12,10 +12,11 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import insert_ids
 from fsqueue.storage.logs import Log
+from tests import record_lines
 
 BATCH = names.Batch("0193f0c2a4b97c31a2d5e8f001234567")
 A, B, C, D = (letter * 16 for letter in "abcd")
-OPEN = movements.record("open", 100, count=0, inserts="shared")
+OPEN = record_lines.record("open", 100, count=0, inserts="shared")
 TASK = b'{"payload":1,"key":"k"}\n'
 
 
@@ -48,44 +49,44 @@ def found(log: Log, identity: str) -> int | None:
 
 
 def test_a_task_is_found_as_the_log_grows_and_not_when_it_has_ended(log: Log) -> None:
-    written(log, OPEN, movements.insert(100, A, 0, TASK))
+    written(log, OPEN, record_lines.insert(100, A, 0, TASK))
     assert [found(log, one) for one in (A, B)] == [0, None]
-    written(log, movements.insert(101, B, 1, TASK, 900), movements.lease(102, "l", [0], 900, "{}", False))
+    written(log, record_lines.insert(101, B, 1, TASK, 900), record_lines.lease(102, "l", [0], 900, "{}", False))
     assert [found(log, one) for one in (A, B)] == [0, 1]
-    written(log, movements.complete(103, "l", [0]))
+    written(log, record_lines.complete(103, "l", [0]))
     assert [found(log, one) for one in (A, B)] == [None, 1]
     assert searched(log, A) == (None, True)
     assert searched(log, C) == (None, False)
 
 
 def test_of_two_records_with_one_id_the_one_counts_that_has_made_a_task(log: Log) -> None:
-    written(log, OPEN, movements.insert(100, B, 0, TASK), movements.insert(100, A, 0, TASK))
+    written(log, OPEN, record_lines.insert(100, B, 0, TASK), record_lines.insert(100, A, 0, TASK))
     assert found(log, A) is None  # its index was taken
-    written(log, movements.insert(101, A, 1, TASK))
+    written(log, record_lines.insert(101, A, 1, TASK))
     assert found(log, A) == 1
-    written(log, movements.insert(102, A, 2, TASK), movements.insert(102, C, 2, TASK))
+    written(log, record_lines.insert(102, A, 2, TASK), record_lines.insert(102, C, 2, TASK))
     assert [found(log, one) for one in (A, B, C)] == [1, 0, 2]
 
 
 def test_a_torn_record_that_was_voided_does_not_count(log: Log) -> None:
-    torn = movements.insert(100, A, 0, TASK)[:-5]
+    torn = record_lines.insert(100, A, 0, TASK)[:-5]
     written(log, OPEN, torn)
     assert log.find_insert(A) is None
-    written(log, movements.VOID, movements.insert(101, B, 0, TASK))
+    written(log, movements.VOID, record_lines.insert(101, B, 0, TASK))
     assert [found(log, one) for one in (A, B)] == [None, 0]
-    written(log, movements.insert(102, A, 1, TASK))
+    written(log, record_lines.insert(102, A, 1, TASK))
     assert found(log, A) == 1
 
 
 def test_a_record_in_the_form_of_another_program_is_found_too(log: Log) -> None:
     other = b'{"at":100,"first":0,"payload":1,"op":"insert","id":"%s"}\n' % A.encode()
-    written(log, OPEN, other, movements.insert(101, B, 1, TASK))
+    written(log, OPEN, other, record_lines.insert(101, B, 1, TASK))
     assert [found(log, one) for one in (A, B)] == [0, 1]
 
 
 def test_a_reader_who_begins_at_a_checkpoint_finds_what_lives(log: Log) -> None:
-    written(log, OPEN, *(movements.insert(100, f"{number:016x}", number, TASK) for number in range(1000)))
-    written(log, movements.lease(102, "l", [3], 900, "{}", False), movements.complete(103, "l", [3]))
+    written(log, OPEN, *(record_lines.insert(100, f"{number:016x}", number, TASK) for number in range(1000)))
+    written(log, record_lines.lease(102, "l", [3], 900, "{}", False), record_lines.complete(103, "l", [3]))
     log.restate()
     again = Log(log.fs, log.layout, BATCH, log.fs.open_append(log.path), False)
     again.catch_up()
@@ -96,16 +97,16 @@ def test_a_reader_who_begins_at_a_checkpoint_finds_what_lives(log: Log) -> None:
 def test_a_prepared_record_is_no_task_before_its_commit_and_is_one_after_it(log: Log) -> None:
     """It was read before: what is judged once and for all would take the task for one that is not there."""
     part = movements.UpdatePart(names.UpdateId(D), names.DecisionFileName("e" * 32), 5_000)
-    written(log, OPEN, movements.insert(100, A, 0, TASK, 0, part), movements.insert(100, B, 1, TASK, 0, part))
+    written(log, OPEN, record_lines.insert(100, A, 0, TASK, 0, part), record_lines.insert(100, B, 1, TASK, 0, part))
     assert [found(log, one) for one in (A, B)] == [None, None]
     assert [log.replay_state.prepared_insert(one) for one in (A, B, C)] == [D, D, None]
-    written(log, movements.commit(101, part.update, 2))
+    written(log, record_lines.commit(101, part.update, 2))
     assert [found(log, one) for one in (A, B)] == [0, 1]
     assert log.replay_state.prepared_insert(A) is None
 
 
 def test_a_prepared_record_that_was_aborted_is_no_task(log: Log) -> None:
     part = movements.UpdatePart(names.UpdateId(D), names.DecisionFileName("e" * 32), 5_000)
-    written(log, OPEN, movements.insert(100, A, 0, TASK, 0, part), movements.abort(101, part.update))
+    written(log, OPEN, record_lines.insert(100, A, 0, TASK, 0, part), record_lines.abort(101, part.update))
     assert found(log, A) is None
     assert searched(log, A) == (None, True)

@@ -22,12 +22,13 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.names import UpdateId
 from fsqueue.format.replay import AVAILABLE, CANCELLED, LEASED, ReplayState
 from fsqueue.storage.logs import TAIL_BYTES, Log
+from tests import record_lines
 from tests.support import full_state
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 NAMES = [f"{time:013d}-{BATCH}-3.jsonl" for time in (0, 900)]
-OPEN = movements.record("open", 100, count=3, name=NAMES[0])
-LEASE = movements.lease(100, "a", [0], 900, "{}", False)
+OPEN = record_lines.record("open", 100, count=3, name=NAMES[0])
+LEASE = record_lines.lease(100, "a", [0], 900, "{}", False)
 
 
 class Opener:
@@ -51,19 +52,23 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         log.discard()
 
 
-def test_appends_return_where_they_stand(opened: Opener) -> None:
+def test_the_offset_of_the_next_record_counts_what_was_added(opened: Opener) -> None:
     log = opened()
     assert log.next_offset() == 0
-    assert log.append(OPEN) == 0
+    log.append(OPEN)
     assert log.next_offset() == len(OPEN)
-    assert log.append(LEASE) == len(OPEN)
+    log.take(LEASE)
+    assert log.next_offset() == len(OPEN + LEASE)
+    assert Path(log.path).read_bytes() == OPEN
+    log.write()
+    assert (log.next_offset(), log.added_bytes) == (len(OPEN + LEASE), 0)
     assert Path(log.path).read_bytes() == OPEN + LEASE
 
 
 def test_what_is_written_is_folded_as_any_reader_would(opened: Opener) -> None:
     log, reader = opened(), opened()
-    log.write(OPEN + LEASE)
-    log.append_record("release", 150, lease="a", tasks=[[0, 1]], available_at=150)
+    record_lines.write(log, OPEN + LEASE)
+    record_lines.put(log, "release", 150, lease="a", tasks=[[0, 1]], available_at=150)
     reader.catch_up()
     assert full_state(log.replay_state) == full_state(reader.replay_state)
     assert log.end == reader.end == os.path.getsize(log.path)
@@ -71,9 +76,9 @@ def test_what_is_written_is_folded_as_any_reader_would(opened: Opener) -> None:
 
 def test_catching_up_takes_only_what_is_new(opened: Opener) -> None:
     log, other = opened(), opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     other.catch_up()
-    log.write(LEASE)
+    record_lines.write(log, LEASE)
     assert other.replay_state.state[0] == AVAILABLE
     other.catch_up()
     other.catch_up()
@@ -85,8 +90,8 @@ def test_a_long_tail_is_read_whole(opened: Opener) -> None:
     log, other = opened(), opened()
     log.append(OPEN)
     for number in range(1000):
-        log.append(movements.lease(100, f"{number:016x}", [0], 101, '{"pad":"%s"}' % ("x" * 100), False))
-    log.append(movements.lease(500, "last", [0], 900, "{}", False))
+        log.append(record_lines.lease(100, f"{number:016x}", [0], 101, '{"pad":"%s"}' % ("x" * 100), False))
+    log.append(record_lines.lease(500, "last", [0], 900, "{}", False))
     assert os.path.getsize(log.path) > 2 * TAIL_BYTES
     other.catch_up()
     assert other.replay_state.holds(0, "last")
@@ -96,8 +101,8 @@ def test_a_long_tail_is_read_whole(opened: Opener) -> None:
 @pytest.mark.parametrize("size", [TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1])
 def test_a_tail_that_just_fits_is_read_whole(opened: Opener, size: int) -> None:
     log = opened()
-    filler = movements.record("noop", 1, pad="x" * (size - len(OPEN) - 100))
-    filler = movements.record("noop", 1, pad="x" * (size - len(OPEN) - 100 + size - len(OPEN) - len(filler)))
+    filler = record_lines.record("noop", 1, pad="x" * (size - len(OPEN) - 100))
+    filler = record_lines.record("noop", 1, pad="x" * (size - len(OPEN) - 100 + size - len(OPEN) - len(filler)))
     Path(log.path).write_bytes(filler + OPEN)
     assert os.path.getsize(log.path) == size
     log.catch_up()
@@ -106,14 +111,14 @@ def test_a_tail_that_just_fits_is_read_whole(opened: Opener, size: int) -> None:
 
 def test_a_torn_tail_is_voided_by_the_next_append(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     torn = LEASE[: len(LEASE) // 2]
     with open(log.path, "ab") as file:
         file.write(torn)
     log.catch_up()
     assert log.torn == len(torn)
     offset = log.next_offset()
-    assert log.append(LEASE.replace(b'"a"', b'"b"')) == offset
+    log.append(LEASE.replace(b'"a"', b'"b"'))
     content = Path(log.path).read_bytes()
     assert content[len(OPEN) : offset] == torn + b"~\n"
     reader = opened()
@@ -126,11 +131,11 @@ def test_a_torn_tail_is_voided_by_the_next_append(opened: Opener) -> None:
 
 def test_a_whole_record_without_its_newline_was_reported_failed_and_stays_void(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     with open(log.path, "ab") as file:
         file.write(LEASE[:-1])
     log.catch_up()
-    log.append_record("move", 200, **{"from": NAMES[0], "name": NAMES[1]})
+    record_lines.put(log, "move", 200, **{"from": NAMES[0], "name": NAMES[1]})
     reader = opened()
     reader.catch_up()
     assert reader.replay_state.state[0] == AVAILABLE
@@ -139,7 +144,7 @@ def test_a_whole_record_without_its_newline_was_reported_failed_and_stays_void(o
 
 def test_a_short_write_is_a_full_disk(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     real = log.fs.write
     log.fs.write = lambda fd, data: real(fd, data[:10])
     with pytest.raises(OSError) as caught:
@@ -149,14 +154,14 @@ def test_a_short_write_is_a_full_disk(opened: Opener) -> None:
     again = opened()
     again.catch_up()
     assert again.torn == 10
-    again.write(LEASE)
+    record_lines.write(again, LEASE)
     assert again.replay_state.holds(0, "a")
 
 
 def test_what_was_written_over_by_another_is_not_owned(opened: Opener) -> None:
     """The lock was lost: somebody appended at the same moment. Reading back finds it out."""
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     real = log.fs.write
 
     def crowded(fd: int, data: bytes) -> int:
@@ -197,22 +202,22 @@ def test_appends_are_synced_before_they_are_read_back_where_asked_for(opened: Op
 
 def test_another_s_renaming_becomes_known(opened: Opener) -> None:
     log, other = opened(), opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     other.catch_up()
     assert str(other.name) == NAMES[0]
-    log.append_record("move", 200, **{"from": NAMES[0], "name": NAMES[1]})
+    record_lines.put(log, "move", 200, **{"from": NAMES[0], "name": NAMES[1]})
     other.catch_up()
     assert str(other.name) == NAMES[1]
 
 
 def test_records_come_out_as_a_json_array_at_their_offsets(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     assert orjson.loads(b"[" + log.records() + b"]") == [orjson.loads(OPEN)]
     with open(log.path, "ab") as file:
         file.write(b'garbage\n{"op":"torn"')
     log.catch_up()
-    log.write(LEASE)
+    record_lines.write(log, LEASE)
     records = log.records()
     assert orjson.loads(b"[" + records + b"]") == [orjson.loads(OPEN), orjson.loads(LEASE)]
     content = Path(log.path).read_bytes()
@@ -254,8 +259,12 @@ def work(log: Log, pairs: int, begin: int = 0) -> None:
     """Lease the three tasks one after the other, and give each back."""
     for number in range(begin, begin + pairs):
         at, index = 100 + 2 * number, number % 3
-        log.write(movements.lease(at, f"{number:016x}", [index], at + 60_000, '{"host":"h","pid":1}', False))
-        log.append_record("release", at + 1, lease=f"{number:016x}", tasks=[[index, index + 1]], available_at=at + 1)
+        record_lines.write(
+            log, record_lines.lease(at, f"{number:016x}", [index], at + 60_000, '{"host":"h","pid":1}', False)
+        )
+        record_lines.put(
+            log, "release", at + 1, lease=f"{number:016x}", tasks=[[index, index + 1]], available_at=at + 1
+        )
 
 
 def places(log: Log) -> list[int]:
@@ -269,7 +278,7 @@ def test_a_checkpoint_comes_with_the_movement_that_makes_it_due(opened: Opener) 
     written: list[bytes] = []
     real = log.fs.write
     log.fs.write = lambda fd, data: (written.append(data), real(fd, data))[1]
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     work(log, 100)
     carrying = [data for data in written if checkpoints.MARK in data]
     assert len(carrying) == len(places(log)) >= 2
@@ -284,11 +293,13 @@ def test_a_log_is_longer_by_a_quarter_at_most(opened: Opener, monkeypatch: pytes
     monkeypatch.setattr(checkpoints, "LEAST_BYTES", 0)
     log = opened()
     count = 40
-    log.write(movements.record("open", 100, count=count, name=NAMES[0].replace("-3.", f"-{count}.")))
+    record_lines.write(log, record_lines.record("open", 100, count=count, name=NAMES[0].replace("-3.", f"-{count}.")))
     for number in range(10 * count):  # each fails, for a reason of its own: nothing can be told in ranges
         at, task, lease = 200 + number, number % count, f"{number:016x}"
-        log.write(movements.lease(at, lease, [task], at + 900, '{"host":"h"}', False))
-        log.append_record("fail", at, lease=lease, tasks=[[task, task + 1]], available_at=at, error=f"e{number}" * 10)
+        record_lines.write(log, record_lines.lease(at, lease, [task], at + 900, '{"host":"h"}', False))
+        record_lines.put(
+            log, "fail", at, lease=lease, tasks=[[task, task + 1]], available_at=at, error=f"e{number}" * 10
+        )
     data = Path(log.path).read_bytes()
     restated = sum(len(line) + 1 for line in data.split(b"\n") if line.startswith(checkpoints.MARK))
     assert restated > 5000
@@ -297,7 +308,7 @@ def test_a_log_is_longer_by_a_quarter_at_most(opened: Opener, monkeypatch: pytes
 
 def test_who_opens_a_long_log_begins_at_its_last_checkpoint(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     work(log, 1000)
     assert Path(log.path).stat().st_size > 2 * TAIL_BYTES
     read: list[int] = []
@@ -325,7 +336,7 @@ def test_who_opens_a_long_log_begins_at_its_last_checkpoint(opened: Opener) -> N
 
 def test_who_is_far_behind_in_a_log_goes_on_from_its_last_checkpoint(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     work(log, 10)
     other = opened()
     other.catch_up()
@@ -358,7 +369,7 @@ def test_where_there_is_room_for_the_movement_only_the_checkpoint_is_left_out(
 ) -> None:
     monkeypatch.setattr(checkpoints, "LEAST_BYTES", 0)
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     work(log, 20)
     full, real = log.end, log.fs.write
 
@@ -383,7 +394,7 @@ def test_where_there_is_room_for_the_movement_only_the_checkpoint_is_left_out(
 
 def test_a_checkpoint_behind_a_hole(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     work(log, 3)
     with open(log.path, "ab") as file:
         file.truncate(log.end + (3 << 20))
@@ -401,7 +412,7 @@ def test_a_checkpoint_behind_a_hole(opened: Opener) -> None:
 
 def test_the_history_keeps_no_checkpoints(opened: Opener) -> None:
     log = opened()
-    log.write(OPEN)
+    record_lines.write(log, OPEN)
     work(log, 100)
     log.restate()
     records = orjson.loads(b"[" + log.records() + b"]")
@@ -414,7 +425,7 @@ def test_the_history_keeps_no_checkpoints(opened: Opener) -> None:
     with open(log.path, "ab") as file:
         file.write(b"torn")
     log.catch_up()
-    log.append_record("move", 9999)
+    record_lines.put(log, "move", 9999)
     records = orjson.loads(b"[" + log.records() + b"]")
     assert [record["op"] for record in records] == ["open", *["lease", "release"] * 100, "move"]
 
@@ -423,12 +434,12 @@ def test_none_is_written_once_all_tasks_have_outcomes(opened: Opener, monkeypatc
     monkeypatch.setattr(checkpoints, "LEAST_BYTES", 0)
     monkeypatch.setattr(checkpoints, "SHARE", 0)
     log = opened()
-    log.write(OPEN)
-    log.append_record("cancel", 200, tasks=[[0, 2]], versions=[0, 0])
+    record_lines.write(log, OPEN)
+    record_lines.put(log, "cancel", 200, tasks=[[0, 2]], versions=[0, 0])
     assert len(places(log)) == 2
-    log.append_record("cancel", 200, tasks=[[2, 3]], versions=[0])
-    log.append_record("finish", 200)
-    log.append_record("gone", 200)
+    record_lines.put(log, "cancel", 200, tasks=[[2, 3]], versions=[0])
+    record_lines.put(log, "finish", 200)
+    record_lines.put(log, "gone", 200)
     assert len(places(log)) == 2
 
 
@@ -436,10 +447,10 @@ def test_records_of_an_update_that_was_cut_off_do_not_wait_for_a_commit(opened: 
     """The verbs of the hot path append records without a replay, which would see that another record follows."""
     log, reader = opened(), opened()
     part = movements.UpdatePart(UpdateId("a" * 16))
-    log.write(OPEN + LEASE + movements.complete(101, "a", [0], part=part))
+    record_lines.write(log, OPEN + LEASE + record_lines.complete(101, "a", [0], part=part))
     reader.catch_up()
     reader.replay_state.decide(1, CANCELLED, 102, reader.end)  # as `transitions.completion` does
-    reader.append(movements.record("cancel", 102, tasks=[[1, 2]], versions=[0]))
-    reader.write(movements.commit(103, part.update, 1))
+    reader.append(record_lines.record("cancel", 102, tasks=[[1, 2]], versions=[0]))
+    record_lines.write(reader, record_lines.commit(103, part.update, 1))
     log.catch_up()
     assert log.replay_state.state[0] == reader.replay_state.state[0] == LEASED

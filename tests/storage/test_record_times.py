@@ -11,12 +11,12 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
-from fsqueue.format import movements
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import record_times
 from fsqueue.storage.locked_batch import LockedBatch
+from tests import record_lines
 from tests.support import crashes, full_state, log_files, task_file_names
 
 DAY = 86_400.0
@@ -166,12 +166,12 @@ def log_of(*lines: bytes) -> ReplayState:
     return replay_state
 
 
-OPEN = movements.record("open", 1_000, count=3, birth=0, available_at=0, name="")
-LEASE = movements.record("lease", 9_000_000, lease="a", tasks=[[0, 2]], until=9_010_000, worker={})
+OPEN = record_lines.record("open", 1_000, count=3, birth=0, available_at=0, name="")
+LEASE = record_lines.record("lease", 9_000_000, lease="a", tasks=[[0, 2]], until=9_010_000, worker={})
 
 
 def test_the_record_sets_time_and_tasks_back_and_no_version() -> None:
-    clock = movements.record("clock", 2_000, tasks=[[0, 2]], since=[12_000, 12_000])
+    clock = record_lines.record("clock", 2_000, tasks=[[0, 2]], since=[12_000, 12_000])
     replay_state = log_of(OPEN, LEASE, clock)
     assert (replay_state.at, list(replay_state.since)) == (2_000, [12_000, 12_000, 0])
     assert replay_state.version[0] == len(OPEN)
@@ -193,28 +193,28 @@ def test_the_record_sets_time_and_tasks_back_and_no_version() -> None:
     ],
 )
 def test_a_record_that_makes_no_sense_is_void(fields: dict[str, object]) -> None:
-    assert full_state(log_of(OPEN, LEASE, movements.record("clock", 2_000, **fields))) == full_state(
+    assert full_state(log_of(OPEN, LEASE, record_lines.record("clock", 2_000, **fields))) == full_state(
         log_of(OPEN, LEASE)
     )
 
 
 def test_time_is_not_set_forward_by_it() -> None:
-    forward = movements.record("clock", 9_000_001, tasks=[], since=[])
+    forward = record_lines.record("clock", 9_000_001, tasks=[], since=[])
     assert log_of(OPEN, LEASE, forward).at == 9_000_000
 
 
 def test_what_has_an_outcome_keeps_it() -> None:
-    done = movements.complete(9_000_001, "a", [0])
-    replay_state = log_of(OPEN, LEASE, done, movements.record("clock", 2_000, tasks=[[0, 2]], since=[5, 5]))
+    done = record_lines.complete(9_000_001, "a", [0])
+    replay_state = log_of(OPEN, LEASE, done, record_lines.record("clock", 2_000, tasks=[[0, 2]], since=[5, 5]))
     assert (replay_state.state[0], replay_state.remaining, replay_state.since[1]) == (2, 2, 5)
 
 
 def test_only_what_comes_from_the_future_is_shifted() -> None:
-    early = movements.record("lease", 2_000, lease="e", tasks=[[2, 3]], until=600_000, worker={})
-    fail = movements.record("fail", 9_000_500, lease="a", tasks=[[1, 2]], available_at=9_005_500, error="x")
+    early = record_lines.record("lease", 2_000, lease="e", tasks=[[2, 3]], until=600_000, worker={})
+    fail = record_lines.record("fail", 9_000_500, lease="a", tasks=[[1, 2]], available_at=9_005_500, error="x")
     content = OPEN + early + LEASE + fail
     assert record_times.shifted([(0, content)], 50_000) == {0: 60_000, 1: 55_000}
-    again = movements.record("clock", 50_000, tasks=[[0, 2]], since=[60_000, 55_000])
+    again = record_lines.record("clock", 50_000, tasks=[[0, 2]], since=[60_000, 55_000])
     assert record_times.shifted([(0, content + again)], 60_000) == {}  # what was set right is not shifted twice
 
 
@@ -235,16 +235,18 @@ def test_what_an_update_has_delayed_is_corrected_as_if_it_had_been_done_alone(tm
     far = now + 30 * 86_400_000
     log = b"".join(
         (
-            movements.record("open", now, count=0, inserts="boot", birth=now, available_at=0, name="x"),
-            movements.insert(now, "i0", 0, b'{"payload":0}\n'),
-            movements.insert(now, "i1", 1, b'{"payload":1}\n'),
-            movements.lease(far, "l", [0], far + 600_000, "{}", False),
-            movements.record("release", far, lease="l", tasks=[[0, 1]], available_at=far + 60_000, **PREPARED.fields),
-            movements.insert(far, "i2", 2, b'{"payload":2}\n', far + 90_000, PREPARED),
+            record_lines.record("open", now, count=0, inserts="boot", birth=now, available_at=0, name="x"),
+            record_lines.insert(now, "i0", 0, b'{"payload":0}\n'),
+            record_lines.insert(now, "i1", 1, b'{"payload":1}\n'),
+            record_lines.lease(far, "l", [0], far + 600_000, "{}", False),
+            record_lines.record(
+                "release", far, lease="l", tasks=[[0, 1]], available_at=far + 60_000, **PREPARED.fields
+            ),
+            record_lines.insert(far, "i2", 2, b'{"payload":2}\n', far + 90_000, PREPARED),
         )
     )
     assert record_times.shifted([(0, log)], now) == {0: now + 600_000}, "it is leased still"
-    log += movements.commit(far, PREPARED.update, 2)
+    log += record_lines.commit(far, PREPARED.update, 2)
     assert record_times.shifted([(0, log)], now) == {0: now + 60_000, 2: now + 90_000}
 
 
@@ -255,13 +257,13 @@ def test_no_time_is_corrected_while_an_update_is_not_decided(tmp_path: Path) -> 
     at = records(q)[-1]["at"]
     assert isinstance(at, int)
     with log.open("ab") as file:
-        file.write(movements.complete(at, task.lease, [task.index], part=PREPARED))
+        file.write(record_lines.complete(at, task.lease, [task.index], part=PREPARED))
     stamped(q, 0)
     r, _ = right(q)
     with LockedBatch(r.store, task.batch) as locked:
         assert not record_times.set_right(locked, certain=True)
     with log.open("ab") as file:
-        file.write(movements.abort(at, PREPARED.update))
+        file.write(record_lines.abort(at, PREPARED.update))
     with LockedBatch(r.store, task.batch) as locked:
         assert record_times.set_right(locked, certain=True)
         assert locked.replay_state.at < at

@@ -26,6 +26,7 @@ from fsqueue.storage import history, payloads
 from fsqueue.storage.journals import Journal
 from fsqueue.upkeep import payload_erasure
 from fsqueue.views import outcomes
+from tests import record_lines
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
 
 LONG = "secret" * 500
@@ -253,7 +254,7 @@ def test_a_record_within_a_result_is_no_record(queue_factory: QueueFactory) -> N
 
 def test_a_cut_record_is_not_cut_again() -> None:
     """What it says of its length tells where the records behind it stood."""
-    line = movements.insert(1, "a", 0, task_file.encode_task("x" * 100, 1000))[:-1]
+    line = record_lines.insert(1, "a", 0, task_file.encode_task("x" * 100, 1000))[:-1]
     short = movements.cut(line, 0)
     assert movements.cut(short, 0) == movements.cut(short, 0, shorten=False) == short
     in_place = movements.cut(line, 0, shorten=False)

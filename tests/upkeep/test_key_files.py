@@ -15,13 +15,14 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import movements, names
+from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, key_epochs_record
 from fsqueue.format.models import GcReport
 from fsqueue.storage import keys
 from fsqueue.upkeep import key_files
 from fsqueue.upkeep.refusals import Refusals
+from tests import record_lines
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
 
@@ -143,8 +144,9 @@ def test_the_server_s_own_process_seals_what_a_client_left(mounted: Mounted, has
 
     with mock.patch.object(client._inserter, "_append", side_effect=CutOff) as cut_off, pytest.raises(CutOff):
         client.insert("x", key="k")
-    locked, opening, [(identity, task)] = cut_off.call_args.args
-    late = opening + movements.insert(client.store.clock.now_ms(), identity, int(has_log), task.line, 0)
+    locked, [(identity, task)] = cut_off.call_args.args
+    opening = b"".join(locked.log._added)
+    late = opening + record_lines.insert(client.store.clock.now_ms(), identity, int(has_log), task.line, 0)
     path = Path(locked.log.path)
     assert server.insert("y", key="k").inserted
     if path.exists():

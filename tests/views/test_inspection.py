@@ -17,13 +17,14 @@ import fsqueue
 from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import movements, names
+from fsqueue.format import names
 from fsqueue.format.models import State
 from fsqueue.format.names import TAKES_INSERTS
 from fsqueue.protocol import finishing
 from fsqueue.storage import counters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, outcomes
+from tests import record_lines
 from tests.concurrency.trapped import Trapped, trapped
 from tests.support import QueueFactory, base_of, calls, files_below, insert_in_file, log_files, task_file_names
 
@@ -783,7 +784,7 @@ def test_an_index_that_an_insert_has_skipped_is_no_task(queue_factory: QueueFact
     first = q.insert("a").id
     [log] = log_files(q)
     with log.open("ab") as file:
-        file.write(movements.insert(clock.now_ms(), "0" * 16, 3, b'{"payload":"d"}\n'))
+        file.write(record_lines.insert(clock.now_ms(), "0" * 16, 3, b'{"payload":"d"}\n'))
     batch = first.partition(".")[0]
     other = Queue(q.path, clock=clock)
     assert other.status() == other.status(exact=False)

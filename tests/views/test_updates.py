@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fsqueue import Group, Queue, Status, StorageError, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import decisions, movements, names
+from fsqueue.format import decisions, names
 from fsqueue.format.decisions import DecisionState
 from fsqueue.format.replay import COMPLETED, LEASED, SKIPPED
 from fsqueue.groups.drain_check import GroupDrainCheck
@@ -27,6 +27,7 @@ from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
 from fsqueue.views.finished import FinishedBatch
 from fsqueue.views.inspection import DrainCheck
+from tests import record_lines
 from tests.concurrency.trapped import Trapped
 from tests.format.test_replay_properties import folded
 from tests.format.test_updates import records_of, soups
@@ -162,7 +163,7 @@ def test_a_decision_file_is_read_once_for_all_that_a_log_has_prepared_by_it(
     add(
         update.first,
         update.source,
-        movements.complete(update.at, other.lease, [1], part=update.part._replace(update=V)),
+        record_lines.complete(update.at, other.lease, [1], part=update.part._replace(update=V)),
     )
     update.prepare()
     update.says("commit")
@@ -355,7 +356,9 @@ def test_what_views_tell_of_any_records_is_what_the_replay_comes_to(data: bytes)
 def test_a_decision_that_a_log_lacks_counts_as_the_outcome_that_it_gets(data: bytes, outcome: str) -> None:
     state = folded(data)
     lines = [
-        movements.commit(state.at, update, len(one.records)) if outcome == "commit" else movements.abort(0, update)
+        record_lines.commit(state.at, update, len(one.records))
+        if outcome == "commit"
+        else record_lines.abort(0, update)
         for update, one in state.prepared.items()
     ]
     expected = folded(data + b"".join(lines))
