@@ -94,18 +94,18 @@ class Watched:
 
     @property
     def root(self) -> str:
-        """Return the directory of its group, or the one that it is in; of an address that of its gateway."""
+        """Return the directory of the queue's group, or the one that it is in; of an address the gateway's address."""
         if not isinstance(self.queue, fsqueue.Queue):
             return self.queue.gateway
         return str(self.queue.group.path if isinstance(self.queue, fsqueue.GroupQueue) else self.queue.path.parent)
 
     @property
     def paused(self) -> fsqueue.Pause | None:
-        """Return why no task of it is leased, if it is paused."""
+        """Return why no task of the queue is leased, if it is paused."""
         return self.queue.paused
 
     def look(self) -> Look:
-        """Return its status, and what went on."""
+        """Look at the queue once: its status, rates, pause and whether it may be a copy."""
         status = self.queue.status(exact=not self.fast)
         found = self.rates.add(status)
         if not self.fast:

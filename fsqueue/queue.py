@@ -200,7 +200,7 @@ class Queue(Maintenance):
 
     @property
     def path(self) -> Path:
-        """Return its directory."""
+        """Return the queue's directory."""
         return _as_path(self.store.path)
 
     @property

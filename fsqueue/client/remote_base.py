@@ -20,7 +20,7 @@ class RemoteBase(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Return its address, as `connect` takes it."""
+        """Return the address of the queue or group, as `connect` takes it."""
 
     @abstractmethod
     def _ask(self, verb: str, /, **given: Any) -> Any:

@@ -71,7 +71,7 @@ class RemoteQueues(RemoteBase):
 
     @property
     def group(self) -> RemoteGroup:
-        """Return their group."""
+        """Return the group of these queues."""
         return RemoteGroup(self._wire, self._holder)
 
     @property

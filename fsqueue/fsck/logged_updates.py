@@ -34,8 +34,8 @@ MARK = b'"file":"'
 """What is in the line of each prepared record."""
 
 
-class Told(NamedTuple):
-    """What a log tells of an update: its decision file, and its outcome here, or what waits for that."""
+class LoggedUpdate(NamedTuple):
+    """An update in a log: its decision file, and its outcome in this log, or the operations that wait for it."""
 
     file: DecisionFileName
     outcome: Outcome | None
@@ -79,40 +79,42 @@ def check_finished(store: Store, path: str, batch: Batch, records: history.Recor
             )
 
 
-def _is_wrong(store: Store, batch: Batch, update: UpdateId, told: Told, kind: str) -> bool:
+def _is_wrong(store: Store, batch: Batch, update: UpdateId, told: LoggedUpdate, kind: str) -> bool:
     wrong = _judge(store, batch, update, told)
     return wrong is not None and wrong.kind == kind
 
 
-def _mend_finished(store: Store, batch: Batch, update: UpdateId, told: Told, kind: str) -> None:
+def _mend_finished(store: Store, batch: Batch, update: UpdateId, told: LoggedUpdate, kind: str) -> None:
     wrong = _judge(store, batch, update, told)
     if wrong is not None and wrong.kind == kind == "cut-decisions":
         _write_again(store, update, told, wrong.logs)
 
 
-def _told(content: list[sparse.Piece]) -> dict[UpdateId, Told]:
+def _told(content: list[sparse.Piece]) -> dict[UpdateId, LoggedUpdate]:
     """Return what a log tells of each of its updates that have a decision file."""
     if not any(MARK in data for _, data in content):
         return {}
     return _told_by(given_outcomes.records_of(content))
 
 
-def _told_by(records: Records) -> dict[UpdateId, Told]:
-    state, outcomes = ReplayState(), dict[UpdateId, Told]()
+def _told_by(records: Records) -> dict[UpdateId, LoggedUpdate]:
+    state, outcomes = ReplayState(), dict[UpdateId, LoggedUpdate]()
     for offset, record in records:
         update = names.parse_update(record.get("update"))
         before = None if update is None else state.prepared.get(update)
         state.apply(record, offset)
         if update is not None and before is not None and before.file is not None and update not in state.prepared:
             outcome: Outcome = "commit" if record["op"] == "commit" else "abort"
-            outcomes[update] = Told(before.file, outcome, None, before.beside)
+            outcomes[update] = LoggedUpdate(before.file, outcome, None, before.beside)
     waiting = {
-        update: Told(one.file, None, one, one.beside) for update, one in state.prepared.items() if one.file is not None
+        update: LoggedUpdate(one.file, None, one, one.beside)
+        for update, one in state.prepared.items()
+        if one.file is not None
     }
     return outcomes | waiting
 
 
-def _judge(store: Store, batch: Batch, update: UpdateId, told: Told) -> _Wrong | None:
+def _judge(store: Store, batch: Batch, update: UpdateId, told: LoggedUpdate) -> _Wrong | None:
     """Return what is wrong with an update in a log, by what its decision file says now; None if nothing is."""
     prepared = told.prepared
     tasks = 0 if prepared is None else len(prepared.tasks) + sum(op == "insert" for op in _ops(prepared))
@@ -144,7 +146,7 @@ def _judge_given(
     store: Store,
     batch: Batch,
     update: UpdateId,
-    told: Told,
+    told: LoggedUpdate,
     decided: Outcome | None,
     is_over: bool,
 ) -> _Wrong | None:
@@ -162,7 +164,7 @@ def _judge_given(
     return None
 
 
-def _read_decisions(group: GroupDirectory, told: Told) -> DecisionState | None:
+def _read_decisions(group: GroupDirectory, told: LoggedUpdate) -> DecisionState | None:
     with PassingOverStrays():  # something else in its place is a finding of the group's
         return decisions.read(group, told.file)
     return None
@@ -183,7 +185,9 @@ def _ops(prepared: Prepared) -> Iterator[str]:
     return (record["op"] for _, _, record in prepared.records)
 
 
-def _committed(group: GroupDirectory, store: Store, update: UpdateId, told: Told, everywhere: bool) -> LogName | None:
+def _committed(
+    group: GroupDirectory, store: Store, update: UpdateId, told: LoggedUpdate, everywhere: bool
+) -> LogName | None:
     """Return a log that has the `commit` of an update; None if none is found.
 
     The log that the records name is asked at once. `everywhere`: all logs of the group are read, and the history since
@@ -237,7 +241,7 @@ def _has_committed(records: history.Records, update: UpdateId) -> bool:
     return bool(given_outcomes.acted_in(sound, update))
 
 
-def _read(store: Store, batch: Batch) -> dict[UpdateId, Told]:
+def _read(store: Store, batch: Batch) -> dict[UpdateId, LoggedUpdate]:
     try:
         return _told(store.fs.read_pieces(store.layout.log(batch)))
     except FileNotFoundError:
@@ -275,7 +279,7 @@ def _mend(store: Store, batch: Batch, update: UpdateId, kind: str) -> None:
     store.doorbell.ring()
 
 
-def _write_again(store: Store, update: UpdateId, told: Told, logs: Sequence[LogName]) -> None:
+def _write_again(store: Store, update: UpdateId, told: LoggedUpdate, logs: Sequence[LogName]) -> None:
     """Write the decision for an update into its file again, if there is one."""
     group = decisions.group_of(store)
     decision = None

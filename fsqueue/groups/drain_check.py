@@ -43,7 +43,7 @@ class Elsewhere(Protocol):
 
     @property
     def url(self) -> str:
-        """Return their address."""
+        """Return the address of the queues."""
 
     def drained_proof(self) -> bytes | None:
         """Return what a look found besides tasks without an outcome; None if there are such: see `GroupDrainCheck`."""

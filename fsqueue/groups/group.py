@@ -300,7 +300,7 @@ class Group(GroupQueues):
 
     @property
     def path(self) -> Path:
-        """Return its directory."""
+        """Return the group's directory."""
         return Path(self._path)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +34,6 @@ from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
-from fsqueue.groups.coming_queue import ComingQueue
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until
@@ -601,3 +601,51 @@ for _verb in OF_QUEUES:
         setattr(GroupQueue, _verb.name, _of_one_that_is_there(_verb.name))
     elif _verb.absent == "made" and _verb.name not in vars(GroupQueue):
         setattr(GroupQueue, _verb.name, _makes_it(_verb.name, _CHECKS[_verb.name]))
+
+
+class ComingQueue:
+    """A queue of a group as a `TaskSource`. While it is not there, it has no task. Errors are fsqueue's own.
+
+    It may come into being, be deleted, and come again meanwhile.
+
+    `poller`: makes what looks at it, once it is there.
+    """
+
+    def __init__(self, queue: GroupQueue, poller: Callable[[], IdlePoller]) -> None:
+        self._queue, self._make_poller = queue, poller
+        self._poller: IdlePoller | None = None
+        """What looks at it; None while it is not there, as far as is known."""
+
+    @property
+    def stores(self) -> Sequence[Store]:
+        """Return the queue, if it is there."""
+        return [] if self._poller is None else self._poller.stores
+
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications."""
+        return self._poller is None or self._poller.is_deaf
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return up to `n` tasks. GroupNotFound."""
+        while self._queue._opens():
+            try:
+                store = self._queue.store
+                with resources.Scope():
+                    self._poller = self._poller or self._make_poller()
+                    return self._poller.look(n)
+            except QueueNotFound:  # it was deleted; perhaps another one has come into being
+                pass
+            except OSError as error:
+                let_out(error)
+                failure = store.explain(error, "leasing")
+                if not isinstance(failure, QueueNotFound):
+                    raise failure from error
+            self._poller = None
+            self._queue._let_go()
+        self._poller = None
+        return []
+
+    def due_s(self) -> float:
+        """Return in how many seconds a task will be available that was seen and is not available yet."""
+        return math.inf if self._poller is None else self._poller.due_s()

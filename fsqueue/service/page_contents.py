@@ -257,7 +257,7 @@ class GroupPage:
 
     @property
     def rows(self) -> Sequence[QueueLook]:
-        """Return those of the table."""
+        """Return the looks at the queues in the page's table."""
         return self.looks[self.first : self.first + ROWS] if self.is_whole else self.looks
 
 

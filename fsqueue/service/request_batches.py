@@ -51,7 +51,7 @@ class _Lane:
 
     waiting: list[_Asked] = field(default_factory=list)
     turn: object | None = None
-    """The turn that is waited for."""
+    """The turn in which no further request gets a place; None: the next request begins one."""
 
 
 class RequestBatches:
@@ -69,10 +69,11 @@ class RequestBatches:
         alone: Callable[[A, bool], T],
         late: Callable[[T], object] = lambda found: None,
     ) -> T:
-        """Return what `act` tells for `what`, or raise it; for ALONE and AGAIN, what `alone(what, is_again)` returns.
+        """Return or raise the outcome of the request `what`; for ALONE and AGAIN, what `alone(what, is_again)` returns.
 
-        `act` blocks, and is called with all that has come with the same `key`: it tells an outcome for each. `late`: is
-        given what comes after this call was cancelled, or given up; it must not block. Overloaded, Unanswered.
+        `act` blocks. It is called with all requests that have come with the same `key`, and returns an outcome for
+        each. `late` is given an outcome that comes after this call was cancelled, or given up; it must not block.
+        Overloaded, Unanswered.
         """
         self._threads.enter()
         asked = _Asked(what, asyncio.get_running_loop().create_future(), late)
@@ -97,7 +98,7 @@ class RequestBatches:
         return found  # type: ignore[no-any-return]
 
     def _begin(self, key: Hashable, lane: _Lane, act: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Begin a turn for what waits."""
+        """Begin a turn for the requests of a lane that wait: AT_ONCE_MAX of them at most."""
         taken, lane.waiting = lane.waiting[:AT_ONCE_MAX], lane.waiting[AT_ONCE_MAX:]
         loop, turn = asyncio.get_running_loop(), object()
         lane.turn = turn
@@ -125,7 +126,7 @@ class RequestBatches:
         self._threads.begin(work)
 
     def _pass(self, key: Hashable, lane: _Lane, turn: object, act: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Begin the next turn, if this one was waited for."""
+        """Begin the next turn of a lane, unless that was done when this turn became slow."""
         if lane.turn is not turn:
             return
         lane.turn = None
@@ -271,5 +272,5 @@ def update(served: Served, given: Sequence[update_requests.RequestedUpdate]) -> 
             found[place] = error
         return found
     for place in together:
-        found[place] = update_requests.told(made, given[place].operations, results)
+        found[place] = update_requests.answer_of(made, given[place].operations, results)
     return found

@@ -323,7 +323,7 @@ def _with(gateway: Any, name: str, act: Callable[[fsqueue.Queue], T]) -> T:
 
 
 async def follow(request: Request, given: dict[str, Any]) -> Response:
-    """Tell the status of a queue whenever it has changed."""
+    """Answer with a stream of a queue's status: an event whenever it has changed."""
     gateway = request.app.state.gateway
 
     async def look(seen: int) -> tuple[list[tuple[str, Any]], bool]:
@@ -334,7 +334,7 @@ async def follow(request: Request, given: dict[str, Any]) -> Response:
 
 
 async def follow_task(request: Request, given: dict[str, Any]) -> Response:
-    """Tell each movement of a task, to its end. `Last-Event-ID`: how many the client has had."""
+    """Answer with a stream of a task's movements, to its end. `Last-Event-ID`: how many the client has had."""
     gateway = request.app.state.gateway
     last = request.headers.get("last-event-id", "0")
     if not (last.isascii() and last.isdecimal() and len(last) < 10):

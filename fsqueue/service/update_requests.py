@@ -23,7 +23,7 @@ class RequestedUpdate(NamedTuple):
 
 
 def check(served: Served, given: Mapping[str, Any]) -> None:
-    """Raise BadField if this is none for here."""
+    """Raise BadField if this gateway cannot apply the update, or if it names a task in two ways or none."""
     if served.group is None:
         raise BadField("path", f"/v1/update is for a group. Here is one queue, {served.only!r}.")
     for name in ("cancel", "replace", "depends"):
@@ -46,7 +46,7 @@ def apply(served: Served, changes: RequestedUpdate) -> Any:
     made = served.group.update()
     with ExitStack() as queues:
         add(made, served, queues, given)
-        return told(made, given, iter(made.apply(changes.timeout_s)))
+        return answer_of(made, given, iter(made.apply(changes.timeout_s)))
 
 
 def add(made: fsqueue.Update, served: Served, queues: ExitStack, given: Mapping[str, Any]) -> None:
@@ -87,8 +87,11 @@ def seen(served: Served, queues: ExitStack, one: Mapping[str, Any]) -> fsqueue.L
     return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
 
 
-def told(made: fsqueue.Update, given: Mapping[str, Any], results: Iterator[Any]) -> dict[str, Any]:
-    """Return what the calls of `add` have brought about. `results`: those of the update; the rest stays for others."""
+def answer_of(made: fsqueue.Update, given: Mapping[str, Any], results: Iterator[Any]) -> dict[str, Any]:
+    """Return the answer to one request, whose operations `add` put into an update.
+
+    `results`: what the update returned. As many are taken as the request has operations; the rest is for others.
+    """
     found = {
         "inserted": [_inserted(next(results), made.versions) for _ in given["inserts"]],
         "renewed": [_renewed(next(results)) for _ in given["renew"]],

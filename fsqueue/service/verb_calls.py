@@ -67,7 +67,7 @@ def _committed(queue: fsqueue.Queue, given: Given) -> Any:
 
 
 def drained(queues: fsqueue.Queue | fsqueue.GroupQueues) -> Any:
-    """Tell whether at one instant nothing was left in any of them; and what the look has found, if so."""
+    """Return whether at one instant nothing was left in any of the queues; and what the look has found, if so."""
     found = queues.drained_proof()
     return {"drained": found is not None, "proof": None if found is None else found.hex()}
 

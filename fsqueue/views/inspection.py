@@ -114,7 +114,7 @@ Counted = tuple[dict[CounterName, int], Mapping[Shard, object]]
 
 
 def _counted(store: Store, there: Container[str]) -> Counted:
-    """Return that; `there`: what is in the generation's directory, as was listed before."""
+    """Return sizes of completion counters and states of dead letters' files. `there`: a listing of the generation."""
     layout = store.layout
     return (
         counters.sizes(store) if layout.completions in there else {},
@@ -123,7 +123,7 @@ def _counted(store: Store, there: Container[str]) -> Counted:
 
 
 def _decided(store: Store, there: Container[str]) -> set[str]:
-    """Return the names of all records of commits, as `_counted` does."""
+    """Return the names of all records of commits. `there`: a listing of the generation's directory."""
     return commits.decided(store) if store.layout.commits in there else set()
 
 

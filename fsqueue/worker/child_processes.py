@@ -169,7 +169,7 @@ class _Child:
             self._leave(size)
 
     def _leave(self, size: int | None = None) -> None:
-        """Tell it that no more tasks come. What it has not received goes to others. `size`: of its memory (bytes)."""
+        """Tell the child that no more tasks come. Others get what it has not received. `size`: its memory (bytes)."""
         self.is_leaving = True
         self.family.loop.recycled(self.answered, size)
         left = self.take_back()

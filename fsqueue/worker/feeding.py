@@ -591,7 +591,7 @@ class CopyCheck:
         self._asked.clear()
 
     def warnings(self, asking: Callable[[Queue], object], say: Callable[[str], object]) -> None:
-        """Say what there is to say of those that were begun with. `asking` is told which one is asked.
+        """Warn of each queue in `begun` that may be a copy, by `say`. Call `asking` with each queue before it is asked.
 
         A queue that cannot be asked is passed by: the worker meets the error when it leases.
         """

@@ -58,7 +58,7 @@ _NO_GROUP = (
 
 @dataclass(eq=False)
 class _Root:
-    """Tell one filesystem: its queues' outcomes, and the renewals of leases."""
+    """Threads that report outcomes and renew leases at the queues of one filesystem."""
 
     reporter: OutcomeReporter
     renewer: LeaseRenewer
@@ -68,7 +68,7 @@ class _Root:
     """Whether leases were to be renewed anew meanwhile."""
 
     def close(self) -> None:
-        """End both. What is not told by then is dropped."""
+        """End both threads. Outcomes that are not reported by then are dropped."""
         self.reporter.close()
         self.renewer.close()
 

@@ -185,7 +185,7 @@ class OutcomeReporter(BackgroundThread):
         return True
 
     def _round(self, outcomes: list[Outcome]) -> tuple[Settled, list[Outcome]]:
-        """Tell each once; returns how it went, and what is still to be told."""
+        """Report each outcome once to its queue. Return how that went, and which outcomes must be reported again."""
         settled, again = Settled(), []
         for queue, verb, delay_s, mine in _grouped(outcomes):
             try:

@@ -257,7 +257,7 @@ class Sources(list[Queue]):
         return error if isinstance(error, FsqueueError) and not isinstance(error, _NOT_THERE) else None
 
     def come_back(self) -> list[Away]:
-        """Return those that were away and are there now, and have them open."""
+        """Open the queues and groups that were away and are there now. Return them."""
         found: list[Away] = []
         for place, one in reversed(list(enumerate(self.away))):
             if one.answers is not None and not one.answers():

@@ -199,9 +199,9 @@ def test_what_listens_to_events_may_fail(queue: Queue) -> None:
 
 TAMPERED = """
 import os, sys, threading, time
-from fsqueue.worker import commands, events, feeding, loop, processes, settling, spawning, sources
+from fsqueue.worker import commands, events, feeding, loop, child_processes, settling, spawning, sources
 from fsqueue_cli.entry import main
-for module in (commands, loop, processes):
+for module in (commands, loop, child_processes):
     for name, seconds in (("LEAVE_S", 0.5), ("KILLED_S", 0.3)):
         if hasattr(module, name):
             setattr(module, name, seconds)
