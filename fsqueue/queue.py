@@ -205,7 +205,7 @@ class Queue(Maintenance):
 
     @property
     def settings(self) -> Settings:
-        """Return its settings, as last read: those given when it was created, with what `change_settings` changed."""
+        """Return the settings, as last read: those given when it was created, with what `change_settings` changed."""
         settings: Settings = self.store.settings
         return settings
 

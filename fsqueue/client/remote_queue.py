@@ -114,12 +114,12 @@ class RemoteQueue(RemoteBase):
 
     @property
     def url(self) -> str:
-        """Return its address, as `connect` takes it."""
+        """Return the queue's address, as `connect` takes it."""
         return f"{self.gateway}/{quote(self.name, safe='')}"
 
     @property
     def group(self) -> Any:
-        """Return its group, a `RemoteGroup`; None if its gateway serves this queue alone."""
+        """Return the queue's group, a `RemoteGroup`; None if the gateway serves this queue alone."""
         return self._group
 
     @property
@@ -129,7 +129,7 @@ class RemoteQueue(RemoteBase):
 
     @property
     def path(self) -> str:
-        """Return its address: what a worker's messages call it."""
+        """Return the queue's address: what a worker's messages call it."""
         return self.url
 
     def _ask(self, verb: str, /, **given: Any) -> Any:
@@ -150,7 +150,7 @@ class RemoteQueue(RemoteBase):
 
     @property
     def settings(self) -> Settings:
-        """Return its settings."""
+        """Return the queue's settings. The gateway is asked for them."""
         found = Answer(self._ask("queue")["settings"])
         settings: Settings = made(Settings, found | {"backoff_s": tuple(found["backoff_s"])})
         return settings

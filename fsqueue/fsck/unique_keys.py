@@ -91,7 +91,7 @@ def _lives(store: Store, claim: KeyClaim | None) -> bool:
 
 
 def _again(store: Store, task: Keyed) -> bool:
-    """Look once more, under the key's lock: no process inserts with the key meanwhile."""
+    """Return whether the key's file still does not name a living task, under its lock: no process inserts meanwhile."""
     store.refresh(now=True)  # a key epoch may have begun
     with ExitStack() as stack:
         with suppress(FileNotFoundError, PermissionError):  # there is no file, or this user may only look

@@ -154,7 +154,7 @@ class GroupQueue(Queue):
 
     @property
     def group(self) -> HasQueues:
-        """Return its group; if nobody has that any more, the same one, opened once more. GroupNotFound."""
+        """Return the queue's group; if nothing refers to it any more, the same one, opened anew. GroupNotFound."""
         group = self._held or self._seen()
         if group is None:
             group = self._held = self._open_group()
@@ -167,12 +167,12 @@ class GroupQueue(Queue):
 
     @property
     def path(self) -> Path:
-        """Return its directory, whether the queue has come into being or not."""
+        """Return the queue's directory, whether the queue has come into being or not."""
         return self._path
 
     @property
     def settings(self) -> Settings:
-        """Return its settings; those of the group, as long as the queue has not come into being."""
+        """Return the queue's settings; those of the group, as long as the queue has not come into being."""
         return self.store.settings if self._has_looked() else self.group.settings
 
     @property
@@ -192,7 +192,7 @@ class GroupQueue(Queue):
 
     @property
     def typed_path(self) -> str:
-        """Return its path as a user types it for a command: GROUP/NAME, with the name as it is."""
+        """Return the queue's path as a user types it for a command: GROUP/NAME, with the name as it is."""
         return f"{self.group.path}/{self.name}"
 
     def exists(self) -> bool:
@@ -606,19 +606,17 @@ for _verb in OF_QUEUES:
 class ComingQueue:
     """A queue of a group as a `TaskSource`. While it is not there, it has no task. Errors are fsqueue's own.
 
-    It may come into being, be deleted, and come again meanwhile.
-
     `poller`: makes what looks at it, once it is there.
     """
 
     def __init__(self, queue: GroupQueue, poller: Callable[[], IdlePoller]) -> None:
         self._queue, self._make_poller = queue, poller
         self._poller: IdlePoller | None = None
-        """What looks at it; None while it is not there, as far as is known."""
+        """Looks at the queue; None while the queue is not there, as far as is known."""
 
     @property
     def stores(self) -> Sequence[Store]:
-        """Return the queue, if it is there."""
+        """Return the store of the queue, if that is there."""
         return [] if self._poller is None else self._poller.stores
 
     @property
@@ -627,7 +625,7 @@ class ComingQueue:
         return self._poller is None or self._poller.is_deaf
 
     def look(self, n: int) -> list[LeasedTask]:
-        """Return up to `n` tasks. GroupNotFound."""
+        """Return up to `n` tasks of the queue, which may be deleted and come again meanwhile. GroupNotFound."""
         while self._queue._opens():
             try:
                 store = self._queue.store

@@ -55,7 +55,7 @@ class Gateway:
     _pauses: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for that many seconds, or until this gateway is told to end."""
+        """Wait for `seconds`, or until `stop` ends this gateway."""
         if self.is_closing:
             return
         ends = asyncio.get_running_loop().create_future()

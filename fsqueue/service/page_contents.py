@@ -45,7 +45,7 @@ class Shown(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SeenPage:
-    """What was seen at one look. `number` grows with each look of this process. `at`: Unix seconds."""
+    """What was seen of a page at one look. `number` grows with each look of this process. `at`: Unix seconds."""
 
     shown: Any
     number: int

@@ -30,7 +30,7 @@ SLOW_S = 0.25
 
 
 class Alone(Exception):
-    """The outcome of a request that is to be done by itself."""
+    """The outcome of a request that must be done by itself: see ALONE and AGAIN."""
 
 
 ALONE: Final = Alone("Nothing was done for it.")
@@ -137,7 +137,7 @@ class RequestBatches:
 
 
 def _give(late: Callable[[Any], object], outcome: Any) -> None:
-    """Hand on an outcome that its request does not take any more."""
+    """Call `late` with the outcome of a request that was cancelled or given up, unless that is an error."""
     if not isinstance(outcome, Exception):
         late(outcome)
 

@@ -34,7 +34,7 @@ class RemoteSource(Elsewhere, Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Return its settings, which it is asked for; of a group those that its queues begin with."""
+        """Return the queue's settings, for which the gateway is asked; of a group those that its queues begin with."""
 
     def lease(self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0) -> list[Any]:
         """Lease up to `n` tasks."""
