@@ -101,6 +101,7 @@ Exit codes:
   12   run: this node takes no more tasks
   13   there is no such task
   14   a task is larger than the queue accepts
+  15   wait: nobody worked for the time of --no-workers-timeout
   124  a timeout ran out, as of timeout(1)
   130  ended by Ctrl-C (143: by SIGTERM; 128 + N by signal N)
   141  the reader of the output went away

@@ -6,11 +6,12 @@ process from ending.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import fsqueue
 
@@ -76,9 +77,9 @@ def ask(path: str, asks: Callable[[], T], within_s: float | None) -> PendingAnsw
     return answer
 
 
-def wait_for_any(answers: Iterable[PendingAnswer[T]]) -> None:
-    """Wait for one of those that have not answered."""
-    wait(answers, return_when=FIRST_COMPLETED)
+def wait_for_any(answers: Iterable[PendingAnswer[Any]], within_s: float = math.inf) -> None:
+    """Wait for one of those that have not answered, for `within_s` at most."""
+    wait(answers, min(within_s, threading.TIMEOUT_MAX), return_when=FIRST_COMPLETED)
 
 
 def wait_while_answering(answers: Iterable[PendingAnswer[T]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from heapq import nlargest
 from typing import NamedTuple, TypeGuard
@@ -11,7 +12,7 @@ from fsqueue.cluster.identity import describe
 from fsqueue.format.wording import counted, duration
 from fsqueue.views import copy_warnings
 from fsqueue.views.activity import together
-from fsqueue.views.rates import last_left
+from fsqueue.views.rates import is_idle, last_left
 from fsqueue.views.rates import total as sum_of
 
 from .common import size
@@ -19,6 +20,8 @@ from .common import size
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 OLDEST = 10
 """Maximum number of the slowest tasks that are shown."""
+IDLE_NAMED = 3
+"""Maximum number of queues without workers that are named; the rest is counted."""
 LEASED_AHEAD = 0.9
 """If work takes less than this part of the leases, both times are shown."""
 
@@ -41,6 +44,11 @@ class Look(NamedTuple):
     """If it may be a copy: what 'fsqueue fsck --accept-copy' is typed with, the queue or its group."""
     parts: Sequence[Look] = ()
     """What this is the sum of."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether tasks of this one queue could be leased, and no worker is there."""
+        return is_idle(self.status, self.activity, self.paused)
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:
@@ -96,6 +104,7 @@ def parts_of(look: Look) -> list[str]:
     copies_of = sum(part.copy_accepted_at is not None for part in look.parts)
     parts += [f"{copies_of:,} of {len(look.parts):,} queues may be copies"] if copies_of else []
     parts += ["may be a copy"] if look.copy_accepted_at is not None else []
+    parts += ["no worker"] if not look.parts and look.is_idle else []
     parts += [f"{number(found.finished.per_s)}/s"] if found is not None and is_above_zero(found.finished) else []
     parts += [time_left(look.left)] if look.left is not None and status.remaining else []
     return parts
@@ -128,10 +137,32 @@ def copied(look: Look) -> list[str]:
     return [f"warning     {copy_warnings.of_queue(each[0].path)}"]
 
 
+def idle_text(waiting: int, idle_s: float | None, typed: str) -> str:
+    """Return what is said if tasks wait and nobody works. `idle_s`: for how long, if known. `typed`: how the queue, or
+    the group, is typed in a command.
+    """
+    for_how_long = "no worker is there" if idle_s is None else f"nothing was leased for {duration(idle_s)}"
+    tasks = f"{counted(waiting, 'task')} {'waits' if waiting == 1 else 'wait'}"
+    return f"{tasks}, and {for_how_long}. Start workers, such as: fsqueue run {shlex.quote(typed)} -- COMMAND"
+
+
+def idle(look: Look) -> list[str]:
+    """Return a line for each of the first queues in which tasks wait and nobody works."""
+    found = [one for one in look.parts or [look] if one.is_idle]
+    lines = []
+    for one in found[:IDLE_NAMED]:
+        assert one.activity is not None
+        last = one.activity.last_leased
+        idle_s = None if last is None else max(0.0, one.activity.at - last)
+        lines.append(f"no workers  {idle_text(one.status.waiting, idle_s, one.path)}")
+    more = found[IDLE_NAMED:]
+    return lines + ([f"no workers  nor for {counted(len(more), 'other queue')} with tasks"] if more else [])
+
+
 def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
     """Return a line for each of these: the workers, the rates, the time left, the average lease, the most used."""
     lines = []
-    if found.workers is not None and look.status.remaining:
+    if found.workers is not None and look.status.remaining and not look.is_idle:
         more = " or more" if found.share < 1 else ""
         holding = f"{found.workers:,}{more} hold{'s' if found.workers == 1 and not more else ''} tasks"
         lines.append(f"workers     {holding if found.workers else 'no worker holds a task'}")
@@ -194,7 +225,7 @@ def oldest(look: Look, rows: int) -> list[str]:
 def details(look: Look, rows: int, plus_minus: str = "±") -> list[str]:
     """Return warnings, pauses, rates, failures and the slowest leased tasks, in at most `rows` lines."""
     found = look.activity
-    lines = (copied(look) + paused(look))[:rows]
+    lines = (copied(look) + paused(look) + idle(look))[:rows]
     if found is None:
         return lines
     lines += rates(look, found, plus_minus)[: rows - len(lines)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -19,7 +20,6 @@ import fsqueue
 from fsqueue.format import wording
 from fsqueue.views.rates import StatusRates, better_rates
 
-from . import process
 from .common import (
     DEAD_EXIT,
     TIMEOUT_EXIT,
@@ -49,7 +49,7 @@ from .printing import (
     say,
     say_in_colours,
 )
-from .silent_servers import PendingAnswer, ask, no_answer, wait_while_answering
+from .silent_servers import PendingAnswer, no_answer, wait_for_any, wait_while_answering
 from .status_text import STATES, Look, copied, details, paused, progress_line, total
 from .targets import each_once, group_named, is_address, one_queue, path_given, place_of
 
@@ -103,6 +103,10 @@ class Watched:
     def paused(self) -> fsqueue.Pause | None:
         """Return why no task of the queue is leased, if it is paused."""
         return self.queue.paused
+
+    def with_tasks(self) -> Iterator[tuple[str, AnyQueue]]:
+        """Yield what is typed for its workers, and the queue."""
+        yield self.path, self.queue
 
     def look(self) -> Look:
         """Look at the queue once: its status, rates, pause and whether it may be a copy."""
@@ -294,6 +298,7 @@ def as_json(look: Look) -> dict[str, object]:
         "activity": found.as_dict() if found is not None else None,
         "paused": look.paused.as_dict() if look.paused is not None else None,
         "copy": look.copy_accepted_at is not None,
+        "idle": look.is_idle,
     }
 
 
@@ -522,9 +527,17 @@ fsqueue wait http://localhost:8750/fetch http://localhost:8750/parse /scratch/me
 )
 @queues_argument
 @click.option("--timeout", "timeout_s", type=DURATION, help="How long to wait at most.")
+@click.option(
+    "--no-workers-timeout",
+    "no_workers_s",
+    type=DURATION,
+    help="How long to wait at most while tasks could be leased, and nobody leases any.",
+)
 @match_option
 @json_option
-def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as_json: bool) -> None:
+def wait(
+    queues: tuple[str, ...], timeout_s: float | None, no_workers_s: float | None, match: str | None, as_json: bool
+) -> None:
     """Wait until Q is drained: nothing is waiting, delayed or leased.
 
     Q is a queue, or a group: then the command waits for its queues, also for those that come meanwhile. Or it is a
@@ -532,6 +545,9 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
     Or it is the address of a gateway's queue, or of its group. Of several, paths and addresses, the command waits until
     all are drained at the same time. If one of several queues cannot be opened, the command says so at once. It waits
     for the others, and then ends with the exit code of that error.
+
+    If tasks wait and nobody has leased any for four minutes, the command says so, and waits on. It does not while the
+    queue is paused. With --no-workers-timeout it ends then, once nobody has leased any for that time.
 
     On a terminal, the command shows the progress. Elsewhere it looks at the queue more and more rarely, down to four
     times a minute; a look takes some 15 system calls. It notices the end within a tenth of the time waited, 20 s at
@@ -541,6 +557,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
     Exit codes:
       0    drained
       9    drained, but there are dead letters
+      15   nobody worked for the time of --no-workers-timeout
       124  the timeout ran out
       1    the queue was purged, or a commit with 'overwrite' replaced its tasks; or a gateway was away for 10 seconds
       5    there is no such queue, or it was deleted; or the timeout ran out, and a file server does not answer
@@ -573,7 +590,10 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
                 canvas.draw(partial(line, text=progress_line(total(looks) if len(looks) > 1 else looks[0])))
 
         try:
-            found = _wait(watched, timeout_s, show if canvas is not None else None)
+            found = _wait(watched, timeout_s, show if canvas is not None else None, no_workers_s)
+        except (KeyboardInterrupt, click.exceptions.Exit):
+            closing.pop_all()  # a thread uses them still
+            raise
         finally:
             if canvas is not None:
                 canvas.clear()
@@ -607,11 +627,15 @@ def _wait(
     watched: Sequence[Watched | _Awaited],
     timeout_s: float | None,
     poll: Callable[[list[fsqueue.Status]], object] | None,
+    no_workers_s: float | None,
 ) -> list[fsqueue.Status] | None:
-    """Wait as `fsqueue.wait` does. None if the time is over, and a file server does not answer.
+    """Wait as `fsqueue.wait` does, and say meanwhile if nobody works. None if the time is over, and a file server does
+    not answer.
 
     A gateway's queue, or group, that is waited for alone does the waiting itself.
     """
+    from .idle import IdleWatch
+
     sources = [one.queue for one in watched]
     alone = sources[0]
     asks: Callable[[], list[fsqueue.Status]] = partial(fsqueue.wait, sources, timeout_s, poll)
@@ -620,11 +644,22 @@ def _wait(
         asks = lambda: [remote.wait(timeout_s, None if poll is None else lambda status: poll([status]))]  # noqa: E731
     paths = ", ".join(one.path for one in watched)
     named = paths if len(watched) == 1 else f"one of {paths}"
-    if timeout_s is None:
-        with process.asking(named):
-            return asks()
-    answer = ask(named, asks, min(timeout_s, threading.TIMEOUT_MAX))
-    wait_while_answering([answer])
+    idle = IdleWatch(lambda: chain.from_iterable(one.with_tasks() for one in watched), no_workers_s)
+    ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    answer = PendingAnswer(named, asks)
+    look: PendingAnswer[None] | None = None
+    while not answer.done() and (left_s := ends - time.monotonic()) > 0:
+        if look is None and not idle.due_s():
+            look = PendingAnswer(named, idle.look)
+        if look is None:
+            wait_for_any([answer], min(left_s, idle.due_s()))
+            continue
+        wait_for_any([answer, look], left_s)
+        if look.done():
+            look.result()
+            look = None
+    if timeout_s is not None:
+        wait_while_answering([answer])
     return answer.result() if answer.done() else None
 
 
@@ -637,6 +672,11 @@ class _Awaited:
         self.place = place_of(queues)
         self.rates = StatusRates(time.monotonic, time.time)
         self.paused = None
+
+    def with_tasks(self) -> Iterator[tuple[str, AnyQueue]]:
+        """Yield those that have unfinished tasks, each with what is typed for workers of all."""
+        for queue in self.queue.queues():
+            yield self.path, queue
 
 
 _Opened = tuple[list[Watched | _Awaited], dict[str, fsqueue.FsqueueError]]

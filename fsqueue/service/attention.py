@@ -11,6 +11,7 @@ import fsqueue
 from fsqueue.format.wording import counted, duration
 from fsqueue.service.page_contents import QueueLook
 from fsqueue.service.taskstore import HOLDER
+from fsqueue.views.rates import is_idle
 from fsqueue.webpages.charts import moment
 
 Kind = Literal["stands still", "problem", "note"]
@@ -72,14 +73,14 @@ def _notices(look: QueueLook, path: str) -> Iterator[Notice]:
         verb = "waits" if status.remaining == 1 else "wait"
         waiting = f" {counted(status.remaining, 'task')} {verb}." if status.remaining else ""
         yield Notice(kind, name, f"It is paused {_paused(look.paused)}.{waiting}", Action("Resume", "resume"))
-    elif status.waiting and not status.leased and not _is_worked(look) and look.has_clients:
+    elif is_idle(status, look.activity, None) and look.has_clients:
         yield Notice(
             "note",
             name,
             f"{counted(status.waiting, 'task')} could be claimed. Clients of taskstore use this gateway, and are seen "
             "only while they have a claim. No worker is there.",
         )
-    elif status.waiting and not status.leased and not _is_worked(look):
+    elif is_idle(status, look.activity, None):
         yield Notice(
             "stands still",
             name,

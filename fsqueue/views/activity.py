@@ -157,6 +157,8 @@ class Activity:
     what was read; None: no worker measured any.
     `oldest_inserted`: when the oldest batch was begun that has a task without an outcome, in Unix seconds; None: there
     is none. That task may have been inserted into it later. A hint.
+    `last_leased`: when a task was last leased, in Unix seconds, as far as what was read tells: in batches at work, and
+    in those that ended within the window. None: not known, or none was.
     """
 
     at: float
@@ -176,6 +178,7 @@ class Activity:
     work_s: float | None = None
     most_used: MostUsed | None = None
     oldest_inserted: float | None = None
+    last_leased: float | None = None
 
     @property
     def workers(self) -> int | None:
@@ -247,6 +250,7 @@ def together(found: Sequence[Activity]) -> Activity:
         work_s=sum(weight * (one.work_s or 0) for weight, one in weighed) if weighed else None,
         most_used=_most_of([one.most_used for one in found if one.most_used is not None]),
         oldest_inserted=min((one.oldest_inserted for one in found if one.oldest_inserted is not None), default=None),
+        last_leased=max((one.last_leased for one in found if one.last_leased is not None), default=None),
     )
 
 
@@ -299,6 +303,7 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
         work_s=work_s,
         most_used=_most_of(survey.most_used),
         oldest_inserted=None if survey.oldest_birth is None else survey.oldest_birth / 1000,
+        last_leased=None if survey.last_lease is None else survey.last_lease / 1000,
     )
 
 
@@ -414,6 +419,8 @@ class Survey:
         """When each batch was begun that takes inserts. Its task file stays though all of its tasks have outcomes."""
         self.first_lease: int | None = None
         """When the first of the leases in the window was given."""
+        self.last_lease: int | None = None
+        """When the last of all leases was given that were read."""
         self.young: set[str] = set()
         """The batches whose insertion was counted."""
         self.read: set[str] = set()
@@ -521,6 +528,7 @@ class Survey:
                 ended_since = state in (COMPLETED, DEAD) and since >= self.asked
                 self.was_at_work = self.was_at_work or ended_since or (state == LEASED and since > self.now)
         for lease in replay_state.leases.values():
+            self.last_lease = max(self.last_lease or lease.at, lease.at)
             if lease.at >= self.asked:
                 self.first_lease = min(self.first_lease or lease.at, lease.at)
 

@@ -594,7 +594,8 @@ def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> N
     nothing = Rate(0.0, 1 / 60, 60)
     idle = Activity(0, nothing, nothing, nothing, nothing, None, None, 0, 1.0, is_worked=False, holders=frozenset())
     status = Status(waiting=50)
-    assert status_text.details(Look("q", "/q", status, idle), 24) == ["workers     no worker holds a task"]
+    [line] = status_text.details(Look("q", "/q", status, idle), 24)
+    assert line.startswith("no workers  50 tasks wait, and no worker is there.")
     left_alone = replace(idle, finished=Rate(2.0, 0.1, 60), completed=Rate(2.0, 0.1, 60))
     text = "\n".join(drawn([Look(name, "/q", status, left_alone) for name in "ab"], 100, 24))
     assert "left   " not in text

@@ -165,6 +165,23 @@ def test_while_only_the_dead_hold_tasks_no_end_is_promised(
     killed.release(held)
 
 
+def test_when_a_task_was_last_leased(q: Queue, clock: ManualClock, queue_factory: QueueFactory) -> None:
+    assert q.activity().last_leased is None
+    q.insert_many(range(3), batch_tasks=3)
+    first = clock.now_ms() / 1000
+    [task] = q.lease()
+    clock.advance(100)
+    task.complete()
+    clock.advance(300)
+    assert q.activity().last_leased == first, "though it has ended, and before the window"
+    clock.advance(7)
+    q.lease()
+    last = q.activity()
+    assert last.last_leased == clock.now_ms() / 1000 == first + 407
+    other = Queue(queue_factory().path, clock=clock)
+    assert together([other.activity(), last]).last_leased == last.last_leased
+
+
 def test_how_many_workers_hold_something(q: Queue, clock: ManualClock, queue_factory: QueueFactory) -> None:
     other = Queue(queue_factory("other").path, "one", clock=clock)
     q.insert_many(range(10), batch_tasks=2)
