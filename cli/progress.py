@@ -197,6 +197,10 @@ class _Told:
         elif event.kind in ("failed", "given-up"):
             with self._mutex:
                 self._failures.add(event.fields["task"], event.fields["reason"])
+        elif event.kind == "moved":
+            with self._mutex:
+                moved = f"{headline(event.fields['reason'])}; the task moved to {event.fields['to']}"
+                self._failures.add(event.fields["task"], moved)
 
     def close(self) -> None:
         """End the threads, and say how many failures were only counted."""

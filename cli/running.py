@@ -68,6 +68,11 @@ def _one_queue(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
     return given[0] if given else None
 
 
+def _causes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[str]:
+    """Return what --on names, in the order typed."""
+    return [cause for text in given for cause in text.split(",")]
+
+
 class Processes(click.IntRange):
     """Convert how many tasks to do at a time: a number from 1 on, or `AUTO`."""
 
@@ -161,6 +166,18 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 @click.option("--then", metavar="NAME", multiple=True, callback=_one_queue,
               help="Insert each line of JSON that COMMAND prints into this queue of Q's group, in one step with the "
               "task's completion.")  # fmt: skip
+@click.option(
+    "--then-to",
+    metavar="NAME",
+    help="Move a task to this queue of Q's group if an attempt at it fails in one of the ways of --on.",
+)
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="CAUSE,…",
+    callback=_causes,
+    help="What moves a task with --then-to: oom (out of memory), timeout, exit=N. Repeatable.",
+)
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
     "--grace",
@@ -258,6 +275,9 @@ def run(
     A line that is no JSON fails the attempt. The task becomes a dead letter if a line takes more than 64 KiB, or if
     there are more than 9,999 lines or 8 MiB. Standard output is then not shown. A function returns fsqueue.Then.
 
+    With --then-to big --on oom, a task whose attempt ends for want of memory moves to the queue 'big' of the same
+    group, where workers with more memory take it. All other failures stay as they are.
+
     Exit status 0 completes the task. Any other fails the attempt, with the end of the output as the reason. The task is
     retried after a growing pause, up to the queue's number of attempts ('fsqueue set' changes it). --max-attempts N
     lets this worker give a task up earlier: with 1, at the first failure. If a worker dies, only the queue's number
@@ -325,8 +345,9 @@ def run(
     stages, late = _upstream_of(of, upstream, worker, options["patience_s"])
     away += late
     for source in opened:
-        if options["then"] is not None and isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
-            named(_group_of(source), options["then"])
+        for name in filter(None, (options["then"], options["then_to"])):
+            if isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
+                named(_group_of(source), name)
     for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
@@ -675,7 +696,7 @@ def _summarise(
         parts.append(wording.counted(others, f"{more}failed attempt"))
     if report.spent:
         parts.append(f"{report.spent:,} given up without another attempt")
-    parts += [f"{value:,} {name}" for name in ("released", "lost") if (value := getattr(report, name))]
+    parts += [f"{value:,} {name}" for name in ("moved", "released", "lost") if (value := getattr(report, name))]
     if report.unsettled:
         parts.append(f"{report.unsettled:,} begun and not reported: available again when the lease ends")
     if report.unkept:

@@ -47,8 +47,8 @@ class Look(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether tasks of this one queue could be leased, and no worker is there."""
-        return is_idle(self.status, self.activity, self.paused)
+        """Return whether workers should be started for this one queue: not for what may be a copy."""
+        return self.copy_accepted_at is None and is_idle(self.status, self.activity, self.paused)
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:

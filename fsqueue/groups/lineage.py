@@ -28,8 +28,8 @@ TASKS_MAX = 100
 """Maximum number of tasks that are found in each direction."""
 LOGS_MAX = 200
 """Maximum number of batches that are read for it, each of them whole."""
-ENDED = ("complete", "fail", "bury", "release")
-"""What an update does to a leased task. It may insert others beside."""
+ENDED = ("complete", "fail", "bury", "release", "cancel")
+"""What an update does to a task that it ends, or hands back. It may insert others beside."""
 
 
 @dataclass(frozen=True, slots=True)

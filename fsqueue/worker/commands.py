@@ -349,9 +349,10 @@ class Commands(ProcessExecutor):
         (out, err), status = running.streams, running.process.status
         if status == 0 and not running.job.doomed:
             return self._result_of(running, b"")
-        if self.how.sysexits and status == EX_TEMPFAIL and not running.job.doomed:
+        has_own_meaning = self.how.sysexits and status not in self.how.moved_exits
+        if has_own_meaning and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
-        verb = "bury" if self.how.sysexits and status == EX_DATAERR else "fail"
+        verb = "bury" if has_own_meaning and status == EX_DATAERR else "fail"
         return verb, output.reason(
             running.job.why or self._described(running.process, err.tail, out.tail), err.tail, out.tail
         )

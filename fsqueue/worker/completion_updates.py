@@ -1,4 +1,6 @@
-"""Complete tasks and insert what follows them, by updates: each of them all or nothing (docs/pipelines.md)."""
+"""Complete tasks and insert what follows them, or move tasks to other queues, by updates: each of them all or nothing
+(docs/pipelines.md).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ TOGETHER_MAX = 64
 
 
 class Completion(Protocol):
-    """A task to complete, and what is inserted with it. Its queue is one of a group: see `is_of_group`."""
+    """A task to complete, and what is inserted with it. Its queue is one of a group: see `is_of_group`.
+
+    With the verb "move" the task is taken out of its queue in place of being completed: `inserts` has it.
+    """
+
+    @property
+    def verb(self) -> str:
+        """Return "complete" or "move"."""
 
     @property
     def task(self) -> LeasedTask:
@@ -99,7 +108,10 @@ def complete_and_insert(mine: Sequence[Completion]) -> dict[str, FsqueueError]:
     try:
         update = group_of(mine[0]).update()
         for one in mine:
-            update.complete(one.task, one.result)
+            if one.verb == "move":
+                update.cancel(one.task)
+            else:
+                update.complete(one.task, one.result)
             for insert in one.inserts.each:
                 update.insert(insert.queue, insert.task())
         update.apply(timeout_s=APPLY_S)

@@ -18,6 +18,7 @@ from fsqueue.format import names, user_json
 from fsqueue.format.models import Task
 from fsqueue.format.priority import Priority
 from fsqueue.format.task_file import decode_task
+from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.encoding import When, available_from, encode
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX
 from fsqueue.then import Then
@@ -86,6 +87,11 @@ def _of_pair(number: int, pair: Any) -> Insert:
     name, payload = pair
     task = payload if isinstance(payload, Task) else Task(payload)
     return _encoded(queue_name(name, f"fsqueue.Then: insert number {number}"), task, f"insert number {number}")
+
+
+def of_moved(task: LeasedTask, queue: str) -> Inserts:
+    """Return a leased task as one to insert into another queue, available at once. NotInserted if it is too large."""
+    return _collected([_encoded(queue, Task(task.payload, task.key, task.priority), "the task")])
 
 
 def queue_name(name: object, where: str) -> str:

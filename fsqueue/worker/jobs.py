@@ -72,6 +72,8 @@ class How:
     """Whether a command gets the payload on standard input also if its arguments have it."""
     then: str | None
     """The queue of the group into which goes what a command prints."""
+    moved_exits: frozenset[int]
+    """Exit statuses of commands whose tasks go to another queue."""
     output: Output
     has_tags: bool
     recycle_after: int | None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsqueue.clock import Clock
 from fsqueue.cluster import schedulers, slurm
+from fsqueue.errors import InvalidArgument
+from fsqueue.format import names
 
 KILL_S = 5.0
 """Time from SIGTERM to SIGKILL; the grace, if that is shorter."""
@@ -25,6 +29,51 @@ UNTOLD_MAX = 256
 """Maximum number of outcomes that the queues have not been told. Beyond it, a worker takes nothing more."""
 UNTOLD_BYTES_MAX = 64 << 20
 """Maximum number of bytes of tasks to insert with such outcomes. Beyond it, a worker takes nothing more."""
+
+
+_EXIT = re.compile(r"(?:(?:probably )?out of memory \()?exit status ([0-9]+)\b")
+_OOM = re.compile(r"(?:probably )?out of memory\b")
+"""How the reasons of failures begin: see `shortages.OUT_OF_MEMORY` and `spawning.describe`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Which tasks go to another queue of their group when an attempt at them fails, and to which."""
+
+    queue: str
+    """Its name."""
+    on_oom: bool
+    on_timeout: bool
+    on_exits: frozenset[int]
+    """The exit statuses of commands."""
+
+    @classmethod
+    def of(cls, queue: str, causes: Sequence[str]) -> Moves:
+        """Return what `then_to` and `on` of a worker ask for. InvalidArgument."""
+        names.queue_directory(queue)
+        if isinstance(causes, str) or not causes:
+            raise InvalidArgument(f"on (--on) must name what moves a task to {queue}: {_CAUSES}, not {causes!r}.")
+        exits = set()
+        for cause in causes:
+            name, _, status = str(cause).partition("=")
+            if cause in ("oom", "timeout"):
+                continue
+            if name != "exit" or not status.isascii() or not status.isdecimal() or not 1 <= int(status) <= 255:
+                raise InvalidArgument(f"on (--on) takes {_CAUSES}, not {cause!r}.")
+            exits.add(int(status))
+        return cls(queue, "oom" in causes, "timeout" in causes, frozenset(exits))
+
+    def take(self, timed_out: bool, reason: str) -> bool:
+        """Return whether a task moves whose attempt has failed for this reason."""
+        if timed_out:
+            return self.on_timeout
+        exited = _EXIT.match(reason)
+        return (self.on_oom and _OOM.match(reason) is not None) or (
+            exited is not None and int(exited[1]) in self.on_exits
+        )
+
+
+_CAUSES = "oom, timeout, exit=N (an exit status of a command, from 1 to 255)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +96,7 @@ class Limits:
     patience_s: float
     max_attempts: float
     """A task whose attempt fails here is given up after `max_attempts` attempts."""
+    moves: Moves | None = None
 
 
 def stop_time(limits: Limits, began: float) -> tuple[float, str]:

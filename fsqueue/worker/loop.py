@@ -42,6 +42,7 @@ from fsqueue.worker.settling import (
     adopt,
     failure,
     give_back,
+    not_moved,
 )
 from fsqueue.worker.sources import Away, Sources
 
@@ -176,7 +177,8 @@ class Loop:
     def held_about(self) -> int:
         """Return how many tasks are held, or are not settled yet. A hint, for any thread."""
         report = self._report
-        return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
+        ended = report.completed + report.failed + report.released + report.moved + report.lost
+        return max(0, self._taken - ended)
 
     @property
     def next_due_s(self) -> float:
@@ -577,6 +579,16 @@ class Loop:
             self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
 
     def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
+        moves = self._limits.moves
+        if moves is not None and moves.take(job.doomed == "timeout", reason) and self._can_move(job, moves.queue):
+            try:
+                moved = Outcome(job.task, "move", reason, inserts=inserts.of_moved(job.task, moves.queue))
+            except inserts.NotInserted as unfit:
+                reason = not_moved(reason, moves.queue, str(unfit))
+            else:
+                self._pending.add(moved, self._now())
+                self._note("moved", job.task, seconds, reason=reason, to=moves.queue)
+                return
         if job.begun_under.attempt >= self._limits.max_attempts:
             verb = "bury"
         outcome, others = failure(job, verb, reason)
@@ -593,6 +605,11 @@ class Loop:
             self._end("failures", f"{self._failures} attempts in a row have failed, the last one: {headline}")
         elif self._failures >= self._failures_first and not self._is_outlasted():
             self._end("failures", f"the first {self._failures} attempts have all failed, the last one: {headline}")
+
+    def _can_move(self, job: Job, queue: str) -> bool:
+        """Return whether a task may go to a queue: it is not there, and this attempt's lease holds it still."""
+        name: str = job.task.queue.name  # type: ignore[attr-defined]
+        return name != queue and job.begun_under.token == job.task.token
 
     def _noted(self) -> float:
         """Return after how many failures in a row no more is begun until the queue has been told of them."""

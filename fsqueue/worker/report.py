@@ -30,6 +30,8 @@ class WorkerReport:
     their payloads cannot be read. Not in `failed` nor in `buried`."""
     released: int = 0
     """Put back after they were begun: the run was told to stop, or the task asked for it."""
+    moved: int = 0
+    """Moved to another queue after an attempt that failed (`then_to`). Not in `failed`."""
     lost: int = 0
     """Taken over, purged or cancelled while they ran: the results were dropped."""
     unsettled: int = field(default=0, compare=False)
@@ -46,7 +48,7 @@ class WorkerReport:
     drained but what is not there."""
 
     def count(self, what: str, attempt: int = 0) -> None:
-        """Count one more that is completed, failed, buried (which is failed, too), released or lost.
+        """Count one more that is completed, failed, buried (which is failed, too), released, moved or lost.
 
         `attempt`: the number of the attempt that ended so.
         """

@@ -66,8 +66,9 @@ _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR
 REFUSED = "the tasks to insert with its completion were refused"
 """The reason of a failure begins so if the attempt succeeded, and what it wanted to insert was refused."""
 COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "buried", "release": "released"}
+MOVED = {"move": "moved"}
 
-Verb = Literal["complete", "fail", "bury", "release"]
+Verb = Literal["complete", "fail", "bury", "release", "move"]
 Place = tuple[int, str, int]
 """Where a task is: its queue by a number, its batch, and its index in there."""
 
@@ -92,7 +93,7 @@ class Outcome:
     reason: str = ""
     result: Any = None
     inserts: Inserts = NONE
-    """What is inserted in one step with a completion."""
+    """What is inserted in one step with a completion; of a task that moves, that task."""
     delay_s: float | None = None
     begun: bool = True
     """Whether the task was at work; else it is put back untouched, and counts nowhere."""
@@ -199,9 +200,11 @@ class OutcomeReporter(BackgroundThread):
             if lost:
                 self._taking.let_pass(queue)
             for outcome in mine:
-                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a dead letter
+                # A completion may have become a dead letter, and a task that was to move a failure.
+                counted, said = (COUNTED_AS | MOVED)[outcome.verb], ""
                 if outcome.task.token in lost:
-                    counted = own_outcome(outcome.task) or "lost"
+                    ends = COUNTED_AS | {"cancel": "moved"} if outcome.verb == "move" else COUNTED_AS
+                    counted = own_outcome(outcome.task, ends) or "lost"
                     if counted == "lost":
                         said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.token]}"
                 elif counted == "failed" and _is_last(outcome.task):
@@ -293,6 +296,10 @@ def _settle_refused(mine: list[Outcome], refused: Mapping[str, FsqueueError]) ->
         error = refused.get(outcome.task.token)
         if isinstance(error, (*LOST, errors.UpdateConflict)):
             lost[outcome.task.token] = error
+        elif error is not None and outcome.verb == "move":
+            reason = not_moved(outcome.reason, outcome.inserts.each[0].queue, str(error))
+            outcome.verb, outcome.reason, outcome.inserts = "fail", reason, NONE
+            failed.append(outcome)
         elif error is not None:
             outcome.verb = "bury" if isinstance(error, (errors.TaskTooLarge, errors.InvalidResult)) else "fail"
             why = errors.UNKEPT if isinstance(error, errors.InvalidResult) else REFUSED
@@ -301,6 +308,11 @@ def _settle_refused(mine: list[Outcome], refused: Mapping[str, FsqueueError]) ->
     for outcome in failed:
         lost |= _tell(outcome.task.queue, outcome.verb, None, [outcome])
     return lost
+
+
+def not_moved(reason: str, queue: str, why: str) -> str:
+    """Return the reason of a failure whose task was to go to another queue, and could not."""
+    return f"{reason}\nThe task could not be moved to {queue}: {why}"
 
 
 def _bury_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
@@ -352,7 +364,7 @@ def adopt(
     on_its_way = {
         where: one
         for one in told
-        if (where := place(one.task)) in leased and one.begun and one.verb in ("complete", "bury")
+        if (where := place(one.task)) in leased and one.begun and one.verb in ("complete", "bury", "move")
     }
     new: list[LeasedTask] = []
     outcomes: list[Outcome] = []
@@ -420,7 +432,7 @@ class PendingFailures:
         told = []
         while self._waiting and (self._is_explained or self._waiting[0][0] <= now):
             failure = self._waiting.popleft()[1]
-            told.append(replace(failure, verb="release", delay_s=0) if self._is_explained else failure)
+            told.append(replace(failure, verb="release", delay_s=0, inserts=NONE) if self._is_explained else failure)
         self._is_explained = self.is_over  # a warning explains what was waiting, and nothing that fails later
         return told
 
@@ -507,8 +519,11 @@ class Taking:
                 lock.release()
 
 
-def own_outcome(task: LeasedTask) -> str | None:
-    """Return how this lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail."""
+def own_outcome(task: LeasedTask, ends: Mapping[str, str] = COUNTED_AS) -> str | None:
+    """Return how this lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail.
+
+    `ends`: what each kind of movement counts as that may have ended it.
+    """
     lease = task.token.rpartition("@")[2]
     try:
         moves = task.queue.history(task.id)
@@ -518,7 +533,7 @@ def own_outcome(task: LeasedTask) -> str | None:
         return None
     except FsqueueError:
         return None
-    return next((COUNTED_AS[move.op] for move in moves if move.lease == lease and move.op in COUNTED_AS), None)
+    return next((ends[move.op] for move in moves if move.lease == lease and move.op in ends), None)
 
 
 @dataclass(slots=True)

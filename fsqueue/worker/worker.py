@@ -26,7 +26,7 @@ from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.handler_threads import WARNING, Threads
 from fsqueue.worker.jobs import Executor, How
-from fsqueue.worker.limits import FAILURES_FIRST, Limits
+from fsqueue.worker.limits import FAILURES_FIRST, Limits, Moves
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.report import Event, Tell, WorkerReport, nobody
@@ -74,6 +74,8 @@ class Worker:
         The queue's `max_attempts` still counts: it is for leases that run out, and where it is smaller, it comes first.
     on_lease_lost: "kill" the work on a task that another worker has taken over, or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
+    then_to, on: move a task to the queue `then_to` of the same group if an attempt at it fails in one of the ways `on`:
+        "oom" (out of memory), "timeout", "exit=N" (N: exit status of a command). In one step: it is in one queue.
     allow_in_script: let payloads become part of a program in the command, as in ["sh", "-c", "echo {f}"]. A user who
         inserts tasks can then run anything as you. Without it, such a command is refused, with what to write instead.
     keep_output: a directory for all that is printed, a new file for each task and attempt.
@@ -130,6 +132,8 @@ class Worker:
         result_from_stdout: bool = False,
         stdin: bool = False,
         then: str | None = None,
+        then_to: str | None = None,
+        on: Sequence[str] = (),
         patience_s: float = 600.0,
         max_attempts: int | None = None,
         output: Output | None = None,
@@ -158,6 +162,13 @@ class Worker:
             )
         if then is not None:
             self._check_then(then, is_command=bool(command), is_result=result_from_stdout)
+        if (then_to is None) != (not on):
+            raise InvalidArgument(
+                "then_to (--then-to) names the queue to which tasks move, and on (--on) for which failures: give both."
+            )
+        moves = None if then_to is None else Moves.of(then_to, on)
+        if moves is not None:
+            self._check_group()
         if until not in ("drained", "forever"):
             raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
         if on_lease_lost not in ("kill", "finish"):
@@ -209,6 +220,7 @@ class Worker:
             result_from_stdout=result_from_stdout,
             stdin=stdin,
             then=then,
+            moved_exits=frozenset() if moves is None else moves.on_exits,
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
             recycle_after=recycle_after,
@@ -230,6 +242,7 @@ class Worker:
             kills_lost=on_lease_lost == "kill",
             patience_s=duration_ms(patience_s, "patience_s") / 1000,
             max_attempts=math.inf if max_attempts is None else max_attempts,
+            moves=moves,
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False
@@ -306,6 +319,10 @@ class Worker:
                 "What a command prints is either its result or the tasks to insert: give either result_from_stdout "
                 "(--result-stdout) or then (--then). With then, write the result to the file FSQUEUE_RESULT."
             )
+        self._check_group()
+
+    def _check_group(self) -> None:
+        """Refuse queues of no group: their tasks have no other queue to go to."""
         for source in self._queues.given if self._queues.remote is None else [self._queues.remote]:
             if not completion_updates.is_of_group(source):
                 path = getattr(source, "path", source)

@@ -599,8 +599,10 @@ def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> N
     left_alone = replace(idle, finished=Rate(2.0, 0.1, 60), completed=Rate(2.0, 0.1, 60))
     text = "\n".join(drawn([Look(name, "/q", status, left_alone) for name in "ab"], 100, 24))
     assert "left   " not in text
-    assert status_text.progress_line(Look("q", "/q", status, left_alone)).endswith("waiting 50, leased 0, 2.0/s")
-    assert status_text.progress_line(Look("q", "/q", status, idle)).endswith("waiting 50, leased 0")
+    assert status_text.progress_line(Look("q", "/q", status, left_alone)).endswith(
+        "waiting 50, leased 0, no worker, 2.0/s"
+    )
+    assert status_text.progress_line(Look("q", "/q", status, idle)).endswith("waiting 50, leased 0, no worker")
     row = drawn([Look(name, "/q", status, idle) for name in "ab"], 100, 24)[2]
     assert row.split()[-4:] == ["0.0%", "50", "0", "0"], "neither a rate nor a time left"
 

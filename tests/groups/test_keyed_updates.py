@@ -285,6 +285,8 @@ def test_the_claim_of_a_key_stands_before_its_prepared_insert(group: Group) -> N
 class _Done:
     """A completion, as a worker tells it."""
 
+    verb = "complete"
+
     def __init__(self, task: LeasedTask, *links: str) -> None:
         self.task, self.result = task, None
         self.inserts = inserts.Inserts(

@@ -178,7 +178,7 @@ def test_when_a_task_was_last_leased(q: Queue, clock: ManualClock, queue_factory
     q.lease()
     last = q.activity()
     assert last.last_leased == clock.now_ms() / 1000 == first + 407
-    other = Queue(queue_factory().path, clock=clock)
+    other = Queue(queue_factory("other").path, clock=clock)
     assert together([other.activity(), last]).last_leased == last.last_leased
 
 

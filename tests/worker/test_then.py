@@ -278,6 +278,8 @@ def test_a_next_queue_must_make_sense(group: Group, tmp_path: Path) -> None:
 class Done:
     """a completion, for `completion_updates`."""
 
+    verb = "complete"
+
     def __init__(self, task: fsqueue.LeasedTask, following: inserts.Inserts) -> None:
         self.task, self.inserts = task, following
         self.result: Any = None
