@@ -28,8 +28,6 @@ OPTIONS = {
     "run": {
         **dict.fromkeys(("-P", "-n", "--workers", "--parallel", "--max-procs"), _JOBS),
         **dict.fromkeys(("--mem", "--memory", "--memfree"), _MEMORY),
-        "--dry-run": "To run a task is to complete it. 'fsqueue ls Q --limit 3' shows what {} stands for. Try the "
-        "command on a small queue of its own.",
         "--resume": "None is needed: the queue knows what is done. Type the command again, and it goes on with the "
         "rest. 'fsqueue dead retry Q' puts back what was given up.",
         "--keep-going": "It goes on after failures anyway. --stop-after-failures N ends it after N in a row.",

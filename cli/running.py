@@ -93,6 +93,7 @@ class Processes(click.IntRange):
     cls=AfterDashes,
     epilog=example(
         """fsqueue run Q -- ./process {}
+fsqueue run Q --dry-run -- ./process {}                    # prints the commands of the first tasks
 fsqueue run Q -j 4 --task-timeout 10m -- convert {} -resize 50% small/{/.}.jpg
 fsqueue run Q -- ./render --tile {tile} --out {tile:04d}.png
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # no placeholder: the payload on standard input
@@ -178,6 +179,11 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
     callback=_causes,
     help="What moves a task with --then-to: oom (out of memory), timeout, exit=N. Repeatable.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the commands of the first tasks, ten or --max-tasks, and do nothing else. Exit code 1: one would fail.",
+)
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
     "--grace",
@@ -218,6 +224,7 @@ def run(
     load: tuple[str, ...],
     jobs: int | Literal["auto"],
     worker: str | None,
+    dry_run: bool,
     forever: bool,
     result_stdout: bool,
     output: Output | None,
@@ -348,6 +355,12 @@ def run(
         for name in filter(None, (options["then"], options["then_to"])):
             if isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
                 named(_group_of(source), name)
+    if dry_run:
+        from .dry_run import DryRun
+
+        waiting = sum(_status_of(source).waiting for source in opened)
+        DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"])
+        return
     for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.

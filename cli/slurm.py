@@ -45,8 +45,8 @@ FLAGS = {
 """Options of sbatch that take no value, or none in a word of its own."""
 GPUS = {"--gres", "-G", "--gpus", "--gpus-per-node", "--gpus-per-socket"}
 """Options of sbatch that ask for GPUs."""
-NOT_HERE = ("--wrap", "--usage", "--version", "-V")
-"""Options of sbatch that make no sense here."""
+NOT_HERE = ("--wrap", "--usage", "--version", "-V", "--dry-run")
+"""Options of sbatch, and of `run`, that make no sense here."""
 _SLURM = re.compile(r"SLURM_|SLURMD_|SRUN_|SBATCH_(?:CPU|MEM)_BIND|PMI_|PMI2_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
 """Matches what Slurm and the launchers of MPI set in a job and its steps.
 

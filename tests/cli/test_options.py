@@ -160,7 +160,6 @@ HABITS = {
     **{f"run Q {option} 4 -- true": "Use -j N" for option in ("-P", "-n", "--workers", "--parallel")},
     "run Q -P4 -- true": "Use -j N",
     "run Q --mem 4G -- true": MEMORY,
-    "run Q --dry-run -- true": "'fsqueue ls Q --limit 3' shows",
     "run Q --resume -- true": "Type the command again",
     "run Q --keep-going -- true": "--stop-after-failures N",
     "run Q --joblog f -- true": "fsqueue results Q log.csv",

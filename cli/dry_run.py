@@ -1,0 +1,79 @@
+"""Print what `run` would do with the first tasks. Nothing is leased, begun or changed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from fsqueue import TaskInfo
+from fsqueue.format.wording import counted
+from fsqueue.worker import placeholders
+
+from .common import path_of
+from .printing import complain, print_json, say
+
+if TYPE_CHECKING:
+    from .running import Source
+
+TASKS = 10
+"""Number of tasks that are shown, unless --max-tasks says another."""
+
+
+class DryRun:
+    """Shows the command of each of the first tasks, or what `call` is called with."""
+
+    def __init__(self, command: list[str], call: str | None, gives_stdin: bool, as_json: bool) -> None:
+        self._command, self._call, self._as_json = command, call, as_json
+        self._has_stdin = bool(command) and (gives_stdin or not placeholders.hand_over(command))
+        self._unfit = 0
+
+    def show(self, sources: Sequence[Source], waiting: int, tasks_max: int | None) -> None:
+        """Show the first of `waiting` tasks. Exit with 1 if an attempt at one of them would fail for its payload."""
+        most, shown = TASKS if tasks_max is None else tasks_max, 0
+        for path, task in islice(_waiting(sources, most), most):
+            shown += 1
+            try:
+                self._show(path, task)
+            except placeholders.Unfilled as error:
+                self._unfit += 1
+                complain(f"an attempt at {task.id} would fail: {error}")
+        if waiting > shown:
+            complain(f"{counted(waiting - shown, 'more task')} not shown: --max-tasks says how many are")
+        elif not shown:
+            complain("no task is waiting")
+        if self._unfit:
+            raise click.exceptions.Exit(1)
+
+    def _show(self, path: str, task: TaskInfo) -> None:
+        words = placeholders.fill(self._command, task.payload, task.id)
+        argv = [word.decode(errors="backslashreplace") for word in words]
+        info = task.as_dict()
+        payload: dict[str, Any] = {name: info[name] for name in ("payload", "b64") if name in info}
+        if self._as_json:
+            print_json({"queue": path, "id": task.id, "command": argv or None, "call": self._call,
+                        "stdin": self._has_stdin, **payload})  # fmt: skip
+        elif not self._command:
+            say(f"{self._call or ''} {_text(payload)}".strip())
+        elif self._has_stdin:
+            say(f"{shlex.join(argv)} <<<{shlex.quote(_text(payload))}")
+        else:
+            say(shlex.join(argv))
+
+
+def _waiting(sources: Sequence[Source], most: int) -> Iterator[tuple[str, TaskInfo]]:
+    """Yield up to `most` waiting tasks of each queue, the most urgent first, with the queue's path."""
+    for source in sources:
+        queues: Any = source.queues() if hasattr(source, "queues") else [source]
+        for queue in queues:
+            for task in queue.peek(most):
+                yield path_of(queue), task
+
+
+def _text(payload: dict[str, Any]) -> str:
+    """Return a payload as JSON; of one of bytes the object with base64 that has it."""
+    return orjson.dumps(payload.get("payload", payload)).decode()

@@ -1,0 +1,95 @@
+"""run --dry-run: what would be done with the first tasks is printed, and nothing is done."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Group, Queue
+from tests.cli.conftest import Run
+
+pytestmark = pytest.mark.once
+
+
+def files_of(queue: Queue) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(queue.path.rglob("*")) if path.is_file()}
+
+
+def test_the_commands_are_those_that_would_run(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    """As a shell takes them: each command, typed, has the arguments that `run` gives it."""
+    queue.insert_many([{"tile": 7, "name": "a b.tif"}, {"tile": 12, "name": "$(x)'\".tif"}], batch_tasks=2)
+    command = ["printf", "%s,", "{tile:04d}", "{name.}", "{{tile}}", "{#}"]
+    before = files_of(queue)
+    shown = fsqueue_cli("run", queue.path, "--dry-run", "--", *command)
+    assert files_of(queue) == before
+    first, second = (shlex.split(line) for line in shown.stdout.splitlines())
+    ids = [info.id for info in queue.peek(2)]
+    assert first == ["printf", "%s,", "0007", "a b", "{tile}", ids[0]]
+    assert second == ["printf", "%s,", "0012", "$(x)'\"", "{tile}", ids[1]]
+    assert shown.stderr == ""
+    assert queue.status().waiting == 2
+
+
+def test_what_is_on_standard_input_is_shown(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert({"a": "it's"})
+    assert fsqueue_cli("run", queue.path, "--dry-run", "--", "cat").stdout == """cat <<<'{"a":"it'"'"'s"}'\n"""
+    assert fsqueue_cli("run", queue.path, "--dry-run", "--stdin", "--", "cat", "{a}").stdout.startswith("cat ")
+
+
+def test_ten_are_shown_or_as_many_as_asked_for(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(25))
+    shown = fsqueue_cli("run", queue.path, "--dry-run", "--", "echo", "{}")
+    assert len(shown.stdout.splitlines()) == 10
+    assert "15 more tasks not shown: --max-tasks says how many are" in shown.stderr
+    shown = fsqueue_cli("run", queue.path, "--dry-run", "--max-tasks", 25, "--", "echo", "{}")
+    assert sorted(shown.stdout.splitlines()) == sorted(f"echo {number}" for number in range(25))
+    assert shown.stderr == ""
+
+
+@pytest.mark.parametrize("payload", [{"n": 1}, b"\xff\n"], ids=["an object", "bytes"])
+def test_programs_get_each_task(fsqueue_cli: Run, queue: Queue, payload: Any) -> None:
+    ref = queue.insert(payload)
+    [line] = fsqueue_cli("run", queue.path, "--dry-run", "--json", "--", "cat", "{#}").stdout.splitlines()
+    found = json.loads(line)
+    assert found.pop("b64" if isinstance(payload, bytes) else "payload") == (
+        "/wo=" if payload == b"\xff\n" else payload
+    )
+    assert found == {"queue": str(queue.path), "id": ref.id, "command": ["cat", ref.id], "call": None, "stdin": True}
+
+
+def test_a_payload_that_does_not_suit_is_named(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many([{"tile": 1}, {"tile": "x"}, 5])
+    shown = fsqueue_cli("run", queue.path, "--dry-run", "--", "echo", "{tile:d}", code=1)
+    assert shown.stdout == "echo 1\n"
+    assert shown.stderr.count("would fail: ") == 2
+    assert queue.status().waiting == 3
+
+
+def test_functions_are_named_with_the_payload(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert({"x": 4})
+    assert fsqueue_cli("run", queue.path, "--dry-run", "--call", "math:sqrt").stdout == 'math:sqrt {"x":4}\n'
+
+
+def test_of_a_group_and_at_an_address(fsqueue_cli: Run, tmp_path: Path, place_of: Callable[[Path], str]) -> None:
+    group = Group.create(tmp_path / "group")
+    group["a"].insert(1)
+    group["b"].insert(2)
+    place = place_of(group.path)
+    shown = fsqueue_cli("run", place, "--dry-run", "--", "echo", "{}").stdout
+    assert shown == "echo 1\necho 2\n"
+    assert fsqueue_cli("run", place, "--match", "b", "--dry-run", "--", "echo", "{}").stdout == "echo 2\n"
+    assert group.status().status.waiting == 2
+
+
+def test_nothing_waits(fsqueue_cli: Run, queue: Queue) -> None:
+    assert "no task is waiting" in fsqueue_cli("run", queue.path, "--dry-run", "--", "true").stderr
+
+
+def test_a_job_does_not_run_dry(fsqueue_cli: Run, queue: Queue) -> None:
+    said = fsqueue_cli("slurm", queue.path, "--dry-run", "--", "true", code=2).stderr
+    assert "--dry-run cannot be used here" in said
