@@ -11,7 +11,6 @@ import click
 
 import fsqueue
 from fsqueue.views.activity import WINDOWS_S
-from fsqueue.views.rates import is_idle
 
 from .printing import complain
 from .status_text import idle_text
@@ -95,7 +94,7 @@ class IdleWatch:
                 return 0, 0.0, ""
             if found.last_leased is not None:
                 known_s = min(known_s, max(0.0, found.at - found.last_leased))
-            if status.waiting and is_idle(status, found, queue.paused):
+            if found.is_idle(status) and queue.paused is None:
                 waiting, where = waiting + status.waiting, where or typed
         if ended != self._ended or self._since is None:
             self._since = max(self._began, now - min(known_s, WINDOWS_S[0]))

@@ -12,7 +12,7 @@ from fsqueue.cluster.identity import describe
 from fsqueue.format.wording import counted, duration
 from fsqueue.views import copy_warnings
 from fsqueue.views.activity import together
-from fsqueue.views.rates import is_idle, last_left
+from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
 
 from .common import size
@@ -48,7 +48,8 @@ class Look(NamedTuple):
     @property
     def is_idle(self) -> bool:
         """Return whether workers should be started for this one queue: not for what may be a copy."""
-        return self.copy_accepted_at is None and is_idle(self.status, self.activity, self.paused)
+        is_idle = self.activity is not None and self.activity.is_idle(self.status)
+        return is_idle and self.paused is None and self.copy_accepted_at is None
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:

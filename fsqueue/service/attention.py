@@ -11,7 +11,6 @@ import fsqueue
 from fsqueue.format.wording import counted, duration
 from fsqueue.service.page_contents import QueueLook
 from fsqueue.service.taskstore import HOLDER
-from fsqueue.views.rates import is_idle
 from fsqueue.webpages.charts import moment
 
 Kind = Literal["stands still", "problem", "note"]
@@ -73,14 +72,14 @@ def _notices(look: QueueLook, path: str) -> Iterator[Notice]:
         verb = "waits" if status.remaining == 1 else "wait"
         waiting = f" {counted(status.remaining, 'task')} {verb}." if status.remaining else ""
         yield Notice(kind, name, f"It is paused {_paused(look.paused)}.{waiting}", Action("Resume", "resume"))
-    elif is_idle(status, look.activity, None) and look.has_clients:
+    elif look.activity is not None and look.activity.is_idle(status) and look.has_clients:
         yield Notice(
             "note",
             name,
             f"{counted(status.waiting, 'task')} could be claimed. Clients of taskstore use this gateway, and are seen "
             "only while they have a claim. No worker is there.",
         )
-    elif is_idle(status, look.activity, None):
+    elif look.activity is not None and look.activity.is_idle(status):
         yield Notice(
             "stands still",
             name,

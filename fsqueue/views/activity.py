@@ -25,7 +25,7 @@ import orjson
 
 from fsqueue.cluster import identity
 from fsqueue.format import names
-from fsqueue.format.models import DeadLetter
+from fsqueue.format.models import DeadLetter, Status
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
 from fsqueue.format.task_states import Lease
@@ -184,6 +184,13 @@ class Activity:
     def workers(self) -> int | None:
         """Return how many workers hold tasks, as far as logs were read (`share`); None: not known."""
         return None if self.holders is None else len(self.holders)
+
+    def is_idle(self, status: Status) -> bool:
+        """Return whether tasks wait and no worker is there, so that nothing happens until one is started.
+
+        `status`: the queue's.
+        """
+        return status.waiting > 0 == status.leased and not self.is_worked
 
     def left(self, remaining: int) -> TimeLeft | None:
         """Return when `remaining` tasks will be finished, if things go on and nothing is added.

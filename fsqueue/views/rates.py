@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 
-from fsqueue.format.layout import Pause
 from fsqueue.format.models import Status
 from fsqueue.views.activity import Activity, Rate, TimeLeft
 
@@ -25,13 +24,6 @@ def total(statuses: Iterable[Status]) -> Status:
     """Return the sum of several statuses."""
     each = list(statuses)
     return Status(**{field.name: sum(getattr(one, field.name) for one in each) for field in fields(Status)})
-
-
-def is_idle(status: Status, activity: Activity | None, paused: Pause | None) -> bool:
-    """Return whether tasks wait that could be leased, and no worker is there: nothing happens until one is started."""
-    return bool(
-        status.waiting and not status.leased and paused is None and activity is not None and not activity.is_worked
-    )
 
 
 def last_left(each: Sequence[TimeLeft | None]) -> TimeLeft | None:

@@ -10,6 +10,7 @@ from fsqueue_cli import main as cli_main
 from fsqueue_cli import result_files, running
 from fsqueue_cli import watching as cli_watching
 from fsqueue_cli.common import NOTHING_EXIT
+from fsqueue_cli.idle import NO_WORKERS_EXIT
 
 from fsqueue import errors, maintenance, metrics, poll
 from fsqueue.clock import MS_MAX
@@ -149,7 +150,7 @@ def errors_below(kind: type[errors.FsqueueError]) -> set[type[errors.FsqueueErro
 def test_each_exit_code_that_the_help_lists_is_one_of_some_command() -> None:
     listed = {int(code) for code in re.findall(r"^  (\d+) ", cli_main.EPILOG, re.MULTILINE)}
     of_errors = {error.exit_code for error in errors_below(errors.FsqueueError)}
-    of_commands = {0, NOTHING_EXIT, 9, 10, running.FAILURES, running.EXCLUDED, 124, 130, 141}
+    of_commands = {0, NOTHING_EXIT, 9, 10, running.FAILURES, running.EXCLUDED, NO_WORKERS_EXIT, 124, 130, 141}
     assert listed == of_errors | of_commands
 
 
