@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Group, InvalidArgument, StorageError, Task, Worker, WorkerReport
-from fsqueue.worker import settling, updating
+from fsqueue.worker import completion_updates, settling
 from fsqueue.worker.limits import Moves
 from tests.waiting import until
 from tests.worker import tasks
@@ -152,7 +152,7 @@ def test_the_end_of_a_job_moves_nothing(group: Group, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("after", [False, True])
 def test_it_moves_once_though_the_filesystem_failed(group: Group, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """Before the update, or after it: then nobody knows at first that it has moved."""
-    real, tries = updating.complete_and_insert, []
+    real, tries = completion_updates.complete_and_insert, []
 
     def fails_once(mine: Any) -> Any:
         tries.append(1)
@@ -162,7 +162,7 @@ def test_it_moves_once_though_the_filesystem_failed(group: Group, monkeypatch: p
             real(mine)
         raise StorageError("the file server")
 
-    monkeypatch.setattr(settling.updating, "complete_and_insert", fails_once)
+    monkeypatch.setattr(settling.completion_updates, "complete_and_insert", fails_once)
     monkeypatch.setattr(settling, "RETRY_S", (0.01, 0.01))
     report = run(group, "exit=75", payloads=("exit",))
     assert len(tries) == 2
