@@ -92,7 +92,7 @@ def a_task_that_is_passed_over(state: ReplayState) -> None:
 
 
 def a_returned_task_that_is_forgotten(state: ReplayState) -> None:
-    state.give_back(state.holder[0].id, [0], 1, 99)  # type: ignore[union-attr]
+    state._return(0, 1, 99)
     state._returns.clear()
 
 

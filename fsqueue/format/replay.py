@@ -377,9 +377,15 @@ def _lease(replay_state: ReplayState, record: Record, at: int, offset: int) -> b
 
 
 def _renew(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    return bool(
-        replay_state.renew(at, _text(record["lease"]), replay_state._tasks(record), _time(record["until"]), offset)
-    )
+    """Extend what the lease holds and has not run out, frozen tasks too."""
+    lease, tasks, until, renewed = _text(record["lease"]), replay_state._tasks(record), _time(record["until"]), False
+    for index in replay_state.named_by(tasks, lease):
+        if at < replay_state.since[index]:
+            replay_state.since[index], replay_state.version[index] = until, offset
+            renewed = True
+    if renewed:
+        replay_state._expects(until, replay_state.leases[lease])
+    return renewed
 
 
 def _complete(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
@@ -416,46 +422,99 @@ def _note_used(replay_state: ReplayState, record: Record, tasks: list[int]) -> N
 
 
 def _release(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    return bool(
-        replay_state.give_back(
-            _text(record["lease"]), replay_state._tasks(record), _time(record["available_at"]), offset
-        )
-    )
+    return bool(_give_back(replay_state, record, offset, None))
 
 
 def _fail(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    available_at, error = _time(record["available_at"]), _text(record["error"])
-    failed = replay_state.give_back(_text(record["lease"]), replay_state._tasks(record), available_at, offset, error)
+    failed = _give_back(replay_state, record, offset, _text(record["error"]))
     if "used" in record or replay_state.used:
         _note_used(replay_state, record, failed)
     return bool(failed)
 
 
+def _give_back(replay_state: ReplayState, record: Record, offset: int, error: str | None) -> list[int]:
+    """Release the tasks that the lease holds; with an `error` charge each an attempt. Return them."""
+    lease, tasks, available_at = _text(record["lease"]), replay_state._tasks(record), _time(record["available_at"])
+    returned = replay_state.held(tasks, lease)
+    for index in returned:
+        if error is not None:
+            replay_state.attempts[index] += 1
+            replay_state.errors[index] = error
+        replay_state._return(index, available_at, offset)
+        replay_state.ended.add((index, lease))
+    return returned
+
+
 def _bury(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
+    """Bury tasks: by their lease or, without one, if no lease holds them. Then the record may name the worker that made
+    the last attempt.
+    """
     lease, reason, worker = _lease_id(record), _text(record["reason"]), record.get("worker")
-    holder = worker if type(worker) is dict else None
-    buried = replay_state.bury(at, lease, replay_state._tasks(record), reason, offset, holder)
+    buried = _held_or_free(replay_state, lease, replay_state._tasks(record), at)
+    for index in buried:
+        if lease is not None:
+            replay_state.attempts[index] += 1
+            replay_state.ended.add((index, lease))
+        else:
+            replay_state._expire(index)
+            if type(worker) is dict:
+                replay_state.blamed[index] = worker
+        replay_state.errors[index] = reason
+        replay_state.decide(index, DEAD, at, offset)
     if lease is not None and ("used" in record or replay_state.used):  # without one, the last attempt's counts
         _note_used(replay_state, record, buried)
     return bool(buried)
 
 
+def _held_or_free(replay_state: ReplayState, lease: str | None, tasks: list[int], at: int) -> list[int]:
+    """Return those of some tasks that the lease holds; without one, those that no lease holds at `at`."""
+    if lease is not None:
+        return replay_state.held(tasks, lease)
+    return [index for index in tasks if replay_state.is_free(index, at)]
+
+
 def _cancel(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    tasks, versions = replay_state._tasks(record), record.get("versions")
+    """Cancel tasks: by their lease or, given the version seen, if no lease holds them."""
+    lease, tasks, versions = _lease_id(record), replay_state._tasks(record), record.get("versions")
     if versions is not None and (type(versions) is not list or len(versions) != len(tasks)):
         raise ValueError
-    return bool(replay_state.cancel(at, _lease_id(record), tasks, versions, offset))
+    cancelled = _held_or_free(replay_state, lease, tasks, at)
+    if lease is None:
+        seen = {} if versions is None else dict(zip(tasks, versions, strict=True))
+        cancelled = [index for index in cancelled if seen.get(index) == replay_state.version[index]]
+    for index in cancelled:
+        replay_state.decide(index, CANCELLED, at, offset)
+    return bool(cancelled)
 
 
 def _revoke(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    return bool(replay_state.revoke(at, _lease_id(record), replay_state._tasks(record), offset))
+    """End leases from outside, uncharged: without a `lease` whichever holds a task."""
+    lease, tasks = _lease_id(record), replay_state._tasks(record)
+    if lease is not None:
+        revoked = replay_state.held(tasks, lease)
+    else:
+        frozen = replay_state.frozen
+        revoked = [index for index in tasks if replay_state.state[index] == LEASED and index not in frozen]
+    for index in revoked:
+        replay_state._return(index, at, offset)
+    return bool(revoked)
 
 
 def _replace(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    tasks, payload = replay_state._tasks(record), record["payload"]
+    """Give a task a new payload: by its lease, which goes on; or, naming the version seen, if it is free."""
+    lease, tasks, payload = _lease_id(record), replay_state._tasks(record), record["payload"]
     if len(tasks) != 1:
         raise ValueError
-    return replay_state.replace(at, _lease_id(record), tasks[0], record.get("version"), payload, offset)
+    [index] = tasks
+    if not _held_or_free(replay_state, lease, tasks, at):
+        return False
+    if lease is None and record.get("version") != replay_state.version[index]:
+        return False
+    replay_state.payloads[index], replay_state.version[index] = payload, offset
+    replay_state.touched.add(index)
+    if replay_state.state[index] == AVAILABLE:
+        replay_state._comes_back(index)
+    return True
 
 
 def _move(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
@@ -583,10 +642,7 @@ def _may_return(replay_state: ReplayState, record: Record, at: int, tasks: list[
 
 
 def _is_held_or_free(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:
-    lease = _lease_id(record)
-    if lease is not None:
-        return replay_state.held(tasks, lease) == tasks
-    return all(replay_state.is_free(index, at) for index in tasks)
+    return _held_or_free(replay_state, _lease_id(record), tasks, at) == tasks
 
 
 def _may_bury(replay_state: ReplayState, record: Record, at: int, tasks: list[int]) -> bool:

@@ -640,7 +640,7 @@ class States:
         for index in prepared.tasks:
             holder = self.holder[index]
             if self.state[index] == AVAILABLE:
-                heappush(self._returns, (self.since[index], index))
+                self._comes_back(index)
             elif self.state[index] == LEASED and holder is not None:
                 self._expects(self.since[index], holder)
 
@@ -748,104 +748,6 @@ class States:
         if result is not None:
             self.results.update(dict.fromkeys(tasks, result))
 
-    def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
-        """Extend what this lease holds and has not run out, frozen tasks too; returns those."""
-        renewed = []
-        for index in self.named_by(tasks, lease):
-            if at < self.since[index]:
-                self.since[index] = until
-                self.version[index] = offset
-                renewed.append(index)
-        if renewed:
-            self._expects(until, self.leases[lease])
-        return renewed
-
-    def give_back(
-        self, lease: str, tasks: list[int], available_at: int, offset: int, error: str | None = None
-    ) -> list[int]:
-        """Release the tasks that this lease holds; with an `error` fail them, which charges an attempt. Return them."""
-        returned = [index for index in tasks if self.holds(index, lease)]
-        for index in returned:
-            if error is not None:
-                self.attempts[index] += 1
-                self.errors[index] = error
-            self._return(index, available_at, offset)
-            self.ended.add((index, lease))
-        return returned
-
-    def bury(
-        self,
-        at: int,
-        lease: str | None,
-        tasks: list[int],
-        reason: str,
-        offset: int,
-        worker: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """Bury tasks: by their lease or, without one, if no lease holds them. Return those that were.
-
-        `worker` made the last attempt at tasks that have no lease any more.
-        """
-        buried = []
-        for index in tasks:
-            if lease is not None:
-                if not self.holds(index, lease):
-                    continue
-                self.attempts[index] += 1
-                self.ended.add((index, lease))
-            elif not self.is_free(index, at):
-                continue
-            else:
-                self._expire(index)
-                if worker is not None:
-                    self.blamed[index] = worker
-            self.errors[index] = reason
-            self.decide(index, DEAD, at, offset)
-            buried.append(index)
-        return buried
-
-    def cancel(
-        self, at: int, lease: str | None, tasks: list[int], versions: list[int] | None, offset: int
-    ) -> list[int]:
-        """Cancel tasks: by their lease or, given the version seen, if no lease holds them. Return those that were."""
-        cancelled = []
-        for place, index in enumerate(tasks):
-            if lease is not None:
-                if not self.holds(index, lease):
-                    continue
-            elif not self.is_free(index, at) or versions is None or versions[place] != self.version[index]:
-                continue
-            self.decide(index, CANCELLED, at, offset)
-            cancelled.append(index)
-        return cancelled
-
-    def revoke(self, at: int, lease: str | None, tasks: list[int], offset: int) -> list[int]:
-        """End leases from outside, uncharged; returns the tasks concerned."""
-        revoked = [
-            index
-            for index in tasks
-            if (self.state[index] == LEASED if lease is None else self.holds(index, lease)) and index not in self.frozen
-        ]
-        for index in revoked:
-            self._return(index, at, offset)
-        return revoked
-
-    def replace(self, at: int, lease: str | None, index: int, version: int | None, payload: Any, offset: int) -> bool:
-        """Give a task a new payload: by its lease (which goes on) or, naming the version seen, if it is free. Return
-        whether that was done.
-        """
-        if lease is not None:
-            applies = self.holds(index, lease)
-        else:
-            applies = self.is_free(index, at) and version == self.version[index]
-        if applies:
-            self.payloads[index] = payload
-            self.version[index] = offset
-            self.touched.add(index)
-            if self.state[index] == AVAILABLE:
-                heappush(self._returns, (self.since[index], index))
-        return applies
-
     def reschedule(self, at: int, since: dict[int, int]) -> None:
         """Give open tasks new times at `at`: from when they are available, or until when they are leased.
 
@@ -856,7 +758,7 @@ class States:
             if self.state[index] == AVAILABLE:
                 self.since[index] = time
                 self.touched.add(index)
-                heappush(self._returns, (time, index))
+                self._comes_back(index)
             elif self.state[index] == LEASED and lease is not None:
                 self.since[index] = time
                 lease.at = min(lease.at, at)
@@ -872,6 +774,10 @@ class States:
     def _expects(self, until: int, lease: Lease) -> None:
         self._serial += 1  # leases themselves cannot be compared
         heappush(self._expiries, (until, self._serial, lease))
+
+    def _comes_back(self, index: int) -> None:
+        """Let `choose` find an available task."""
+        heappush(self._returns, (self.since[index], index))
 
     def _return(self, index: int, available_at: int, offset: int) -> None:
         self.state[index] = AVAILABLE

@@ -112,7 +112,7 @@ def chosen(state: ReplayState, at: int) -> list[Any]:
         if tasks:
             state.lease(at, f"new{number}", tasks, at + 10, None, False, 10**9 + number)
         for index in spent:
-            state.bury(at, None, [index], "spent", 10**9)
+            state.apply(movements.record("bury", at, tasks=[[index, index + 1]], reason="spent"), 10**9)
         is_left = any(state.state[index] == AVAILABLE and state.since[index] <= at for index in range(state.count))
         assert not (is_left and state.exhausted(at))
         given.append((state.next_time(), state.exhausted(at)))

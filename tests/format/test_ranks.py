@@ -236,7 +236,8 @@ def test_ranks_that_are_learned_late_count_from_then_on(
         state.lease(5, "l", tasks, 50, None, True, 2)
     returned = tasks[back : back + 1]
     if returned:
-        state.give_back("l", returned, 6, 3)
+        release = movements.record("release", 6, lease="l", tasks=movements.to_ranges(returned), available_at=6)
+        assert state.apply(release, 3)
     state.rank_tasks(dict(enumerate(priorities)))
     left = sorted({*range(len(priorities))} - set(tasks) | set(returned), key=lambda i: (rank_of(priorities[i]), i))
     assert state.choose(7, 99, 0, None)[0] == left
