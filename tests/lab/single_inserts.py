@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,22 +32,22 @@ NEW_HOST_NAME = 0x04000000
 LEASE_S = 2.0
 
 
-def fill(path: Path, notes: Path, number: int) -> int:
+def fill(path: Path, notes: Path, number: int, tasks: int = TASKS) -> int:
     """Insert tasks one at a time, and note each that was reported: its payload and its id."""
     fd = os.open(notes / f"inserted-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with Queue(path) as queue:
-        for task in range(TASKS):
+        for task in range(tasks):
             payload = f"{number}-{task}"
             os.write(fd, f"{payload} {queue.insert(payload).id}\n".encode())
-    return TASKS
+    return tasks
 
 
-def fill_as_another_host(path: Path, notes: Path, number: int) -> int:
+def fill_as_another_host(path: Path, notes: Path, number: int, tasks: int = TASKS) -> int:
     """Do as `fill`, on a host with a name of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(NEW_HOST_NAME) == 0, os.strerror(ctypes.get_errno())
     socket.sethostname(f"host-{number}")
-    return fill(path, notes, number)
+    return fill(path, notes, number, tasks)
 
 
 purges = Count()
@@ -142,7 +143,8 @@ def adopt() -> dict[str, int]:
     Queue.create(at(1, name), shards=1, lease_s=LEASE_S, max_attempts=None, backoff_s=(0, 0))
     with explained(name, notes):
         for number, client in enumerate((1, 2, 1)):
-            child = Child(fill_as_another_host, at(client, name), notes, number)
+            tasks = TASKS if number else sys.maxsize  # the first one has not ended when it is killed
+            child = Child(fill_as_another_host, at(client, name), notes, number, tasks)
             try:
                 if number == 0:
                     wait_for_notes(notes, "inserted", TASKS // 3)
