@@ -7,6 +7,7 @@ An update draws a new id for each try. What acted under an id, in all logs there
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,6 +74,7 @@ def judge(story: Story) -> Iterator[str]:
     tried = [_tried(story, told) for told in story.updates.told]
     acted = _acted(logs)
     yield from _all_or_nothing(acted, tried)
+    yield from _back_again(logs)
     for one in tried:
         yield from _as_reported(story, one)
         yield from _conflicts(story, one.told, logs)
@@ -168,6 +170,27 @@ def _all_or_nothing(acted: dict[str, set[Deed]], tried: list[Tried]) -> Iterator
         yield f"{best.told.call}: as {update} it has done {_shown(deeds - more)}{is_part}" + (
             f", and what it was not to do: {_shown(more)}" if more else ""
         )
+
+
+def _back_again(logs: list[Log]) -> Iterator[str]:
+    """Which tasks were leased once more after an update had ended them that did more: their file is there, and the log
+    is not that said so. A power loss may do that.
+    """
+    touched = Counter(update for log in logs for update in {one.update for one in log.read.acted_in_updates})
+    ended = {
+        (_generation_of(log), log.batch, one.index): log
+        for log in logs
+        for one in log.read.acted_in_updates
+        if one.op in ("complete", "bury", "cancel") and touched[one.update] > 1
+    }
+    for log in logs:
+        for record in log.read.records:
+            if record["op"] == "lease":
+                for begin, end in record["tasks"]:
+                    for index in range(begin, end):
+                        before = ended.get((_generation_of(log), log.batch, index))
+                        if before is not None and before is not log:
+                            yield f"{task_of(log.batch, index)} was ended by an update, and leased again"
 
 
 def _shown(deeds: Collection[Deed]) -> str:

@@ -24,6 +24,12 @@ MUTATIONS = [
         (("_Try._sync", "if not self._syncs: ...", "if True: ..."),),
     ),
     Mutation(
+        "a log goes before its task file is gone for good",
+        "a power loss takes the unlinking of the file alone: what the update has ended is back",
+        "update-change-power",
+        (("finish", "log.sync or (store.sync_inserts and _has_update(locked))", "log.sync"),),
+    ),
+    Mutation(
         "a decision is not on disk before the outcomes",
         "a power loss takes the decision, and keeps the outcome in one log",
         "update-power",
