@@ -38,7 +38,7 @@ SHARDS, TASKS = 2, 24
 COPIED = ("orjson", "click", "filelock", "tqdm")
 """What fsqueue requires, for an interpreter that every user may start."""
 COMMANDS = ("gc", "fsck", "delete", "doctor", "run", "purge")
-ENDS = {*range(13), 124}
+ENDS = {*range(15), 124}
 """Exit codes that commands document."""
 LAUNCHER = (
     "import os, sys; from fsqueue_cli import entry; os.write({fd}, b'!'); os.close({fd}); "
