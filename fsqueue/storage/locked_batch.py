@@ -378,6 +378,9 @@ class LockedBatch:
         """Check the invariants that the state of the batch shows at the end of a critical section."""
         log, states, where = self.log, self.replay_state, f"At the end of a critical section of batch {self.batch}"
         checks.refuse(state_checks.broken(states), where)
+        checks.hold(
+            1, not log.added_bytes, f"{where}, the state has {log.added_bytes} bytes of records more than the log"
+        )
         # Invariant 5: no worker looks for a task before the time that the file's name promises.
         # While anything is prepared, no name is given, and what becomes available with the outcome is not known.
         if log.name is not None and log.is_named_so and not states.prepared and (due := states.next_time()) is not None:

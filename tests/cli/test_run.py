@@ -57,6 +57,7 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
         "failed": 2,
         "buried": 1,
         "released": 0,
+        "moved": 0,
         "lost": 0,
         "unsettled": 0,
         "unkept": 0,

@@ -68,7 +68,7 @@ class Interleaved:
 
 def stall(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have tasks stolen that lie behind one which takes longer than this."""
-    for module in ("processes", "loop", "jobs"):
+    for module in ("child_processes", "loop", "jobs"):
         monkeypatch.setattr(f"fsqueue.worker.{module}.STALL_S", seconds)
 
 
