@@ -110,7 +110,8 @@ def _lease_both(story: Story, actor: Actor, n: int, wait_s: float = 0) -> list[L
 
 
 def place_of(task: LeasedTask) -> int:
-    return int(task.queue.store.path == BESIDE)
+    """Return in which of both queues a task is leased, by the queue's path: that opens nothing outside a verb."""
+    return int(str(task.queue.path) == BESIDE)
 
 
 def hand_on(story: Story, actor: Actor, task: LeasedTask, likely: float) -> None:

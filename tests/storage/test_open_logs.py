@@ -19,7 +19,8 @@ import pytest
 from fsqueue import Group, LeasedTask, Queue, StorageError
 from fsqueue.filesystem import idle_files
 from fsqueue.storage import open_logs
-from fsqueue.storage.open_logs import OPEN_LOGS_MAX, OPEN_LOGS_MIN, SHARE
+from fsqueue.storage.open_logs import OPEN_LOGS_MAX, OPEN_LOGS_MIN, SHARE, OpenLogs
+from fsqueue.weak_table import WeakTable
 
 QueueFactory = Callable[..., Queue]
 
@@ -34,9 +35,32 @@ def limited(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(open_logs.resource, "getrlimit", lambda which: (limit, limit))
 
 
+class OfOneTest(WeakTable[OpenLogs, None]):
+    """Logs of queues below one directory. A thread of an earlier test may open a queue of its own meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def living(self) -> list[OpenLogs]:
+        return [logs for logs in super().living() if Path(logs._names._path).is_relative_to(self.directory)]
+
+
 @pytest.fixture(autouse=True)
-def no_queues_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_logs, "_everywhere", type(open_logs._everywhere)())
+def no_queues_of_earlier_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(open_logs, "_everywhere", OfOneTest(tmp_path))
+
+
+def test_a_queue_of_an_earlier_test_does_not_count(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    limited(monkeypatch, 80)
+    earlier = Queue.create(tmp_path_factory.mktemp("earlier") / "q", batch_tasks_max=1, durability="none")
+    earlier.insert_many(range(7), batch_tasks=1)
+    leased = earlier.lease(7)
+    queue = many(queue_factory, "q", 30)
+    queue.lease(30)
+    assert (len(leased), opened(earlier, queue)) == (7, [7, 20])
 
 
 def many(queue_factory: QueueFactory, name: str, batches: int) -> Queue:
