@@ -13,11 +13,11 @@ from fsqueue.checks import CHECK
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import nesting, task_file
 from fsqueue.format.names import Batch
-from fsqueue.interruptions import is_interruption, let_out
+from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import transitions
 from fsqueue.protocol.shares import Holder
-from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.locked_batch import LockedBatch, end_badly
 from fsqueue.storage.logs import TAIL_BYTES, Log
 from fsqueue.storage.record_times import FAR_MS
 from fsqueue.storage.store import Store
@@ -101,9 +101,7 @@ def lease_next(
                 unlock = fs.unlock
                 unlock(fd)
         except BaseException as other:
-            store.logs.drop(log)
-            if not isinstance(other, OSError) or is_interruption(other):
-                raise
+            end_badly(store, log, other)
         finally:
             log.mutex.release()
             held.remove(log)
@@ -184,9 +182,7 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
                 unlock = fs.unlock
                 unlock(fd)
         except BaseException as other:
-            store.logs.drop(log)
-            if not isinstance(other, OSError) or is_interruption(other):
-                raise
+            end_badly(store, log, other)
         finally:
             log.mutex.release()
             held.remove(log)

@@ -142,10 +142,7 @@ class LockedBatch:
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
         except BaseException as other:
-            self.drop()
-            if not isinstance(other, OSError) or is_interruption(other):
-                raise
-            # One of the unlocking: what was done under the lock is done.
+            end_badly(self.store, log, other)
         finally:
             log.mutex.release()
             self._held.remove(log)
@@ -392,6 +389,16 @@ class LockedBatch:
         """Close the log: what this process knows of it cannot be trusted, or the batch is over."""
         self._is_locked = False
         self.store.logs.drop(self.log)
+
+
+def end_badly(store: Store, log: Log, error: BaseException) -> None:
+    """Drop the log of a section whose end was cut short by `error`, and raise that; but not an error of the unlocking.
+
+    That is an OSError, and what was done under the lock is done. The caller still has to give back the log's mutex.
+    """
+    store.logs.drop(log)
+    if not isinstance(error, OSError) or is_interruption(error):
+        raise error
 
 
 def each(

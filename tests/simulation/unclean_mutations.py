@@ -43,22 +43,16 @@ MUTATIONS = [
         "unclean",
         (
             (
-                "LockedBatch.__exit__",
+                "end_badly",
                 """
-                try: ...
-                except BaseException as error:
-                    self.drop()
-                    if not isinstance(error, OSError) or is_interruption(error):
-                        raise
-                finally: ...
+                store.logs.drop(log)
+                if not isinstance(error, OSError) or is_interruption(error):
+                    raise error
                 """,
                 """
-                try: ...
-                except BaseException as error:
-                    if not isinstance(error, OSError) or is_interruption(error):
-                        self.drop()
-                        raise
-                finally: ...
+                if not isinstance(error, OSError) or is_interruption(error):
+                    store.logs.drop(log)
+                    raise error
                 """,
             ),
         ),
