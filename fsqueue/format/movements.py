@@ -137,8 +137,6 @@ def insert(
     return made, line
 
 
-COMMIT = b'{"op":"commit",'
-"""Begins the record at which the records of an update act."""
 SEAL = b'{"op":"seal",'
 """What the line of a `seal` begins with."""
 INSERT = b'{"op":"insert",'

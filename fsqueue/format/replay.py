@@ -42,7 +42,7 @@ Records = Iterable[tuple[int, Record]]
 class ReplayState(States):
     """Hold the state of a batch's tasks after the records replayed so far."""
 
-    __slots__ = ("acted", "at", "damaged", "disputed", "end", "gone", "is_whole", "run", "stretch")
+    __slots__ = ("acted", "at", "damaged", "disputed", "end", "gone", "is_updated", "is_whole", "run", "stretch")
     end: int
     """Where the last record ends, of a log that was read as a whole or from a checkpoint on (`storage.logs`)."""
 
@@ -57,6 +57,8 @@ class ReplayState(States):
         """Whether all records of the log were replayed. If not, the replay began at a checkpoint, which tells nothing
         of a completed or cancelled task but its outcome.
         """
+        self.is_updated = False
+        """Whether an update has acted among the records that were replayed."""
         self.stretch = Stretch()
         self.disputed: list[int] = []
         """The offsets of checkpoints that contradict the records before them."""
@@ -726,6 +728,7 @@ def _act(replay_state: ReplayState, prepared: Prepared) -> None:
 
     What a record needs to apply cannot have changed since, while its tasks were frozen.
     """
+    replay_state.is_updated = True
     replay_state.thaw(prepared)
     for (offset, at, record), verdict in zip(prepared.records, prepared.verdicts, strict=True):
         op = record["op"]

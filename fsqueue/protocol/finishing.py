@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 
 from fsqueue.errors import FsqueueError
-from fsqueue.format import movements, sparse
+from fsqueue.format import movements
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import sealing
@@ -71,11 +71,11 @@ def finish(locked: LockedBatch) -> bool:
 
 
 def _has_update(locked: LockedBatch) -> bool:
-    """Return whether an update has acted in the log: what it has inserted elsewhere must not stay without it."""
-    if locked.store.queue_state.group is None:
-        return False
-    lines = sparse.lines(locked.store.fs.all_pieces(locked.log.fd), 0)
-    return any(line.startswith(movements.COMMIT) for _, line, _ in lines)
+    """Return whether an update has acted in the log. True, too, if it may have: before the checkpoint at which the
+    replay began. What it has inserted elsewhere must not stay without what it has ended here.
+    """
+    state = locked.replay_state
+    return locked.store.queue_state.group is not None and (state.is_updated or not state.is_whole)
 
 
 def retire(locked: LockedBatch) -> None:

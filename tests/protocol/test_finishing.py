@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Queue, Status, administration
+from fsqueue import Group, Queue, Status, administration
 from fsqueue.clock import ManualClock
 from fsqueue.errors import QueueFileLost, QueueNotFound
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import checkpoints
 from fsqueue.protocol import finishing
 from fsqueue.storage import counters
 from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.logs import last_checkpoint
 from tests.levels import how_many
 from tests.support import (
     Crash,
@@ -607,3 +609,31 @@ def test_the_order_of_a_finish(queue_factory: QueueFactory, clock: ManualClock) 
     assert ops[3] == b'{"op":"count"'
     assert len(written[4]) == 1
     assert ops[-1] == b'{"op":"gone"'
+
+
+@pytest.mark.parametrize("seen", ["as it acts", "replayed", "behind a checkpoint", "no update"])
+def test_a_task_file_goes_for_good_before_the_log_in_which_an_update_has_acted(tmp_path: Path, seen: str) -> None:
+    group = Group.create(tmp_path / "group", shards=1, durability="default")
+    group["a"].insert_many(["first", "last"], batch_tasks=2)
+    q = Queue(group.path / "a")
+    first, last = q.lease(2)
+    if seen != "no update":
+        with group.update() as update:
+            update.complete(first)
+            update.insert("b", "more")
+    if seen == "behind a checkpoint":
+        with LockedBatch(q.store, last.batch) as locked:
+            while locked.log.end < checkpoints.LEAST_BYTES:
+                locked.append_record("renew", 0, lease=last.lease, tasks=[[1, 2]], until=last.until_ms)
+            locked.log.restate()
+            locked.log.replay_state, locked.log.end = last_checkpoint(q.store.fs, locked.log.fd)
+            assert not locked.log.replay_state.is_whole
+    elif seen == "replayed":
+        q.store.logs.drop(q.store.logs.get(last.batch))
+    synced = []
+    sync_directory = q.store.fs.sync_directory
+    q.store.fs.sync_directory = lambda path: (synced.append(path), sync_directory(path))
+    q.complete([first, last] if seen == "no update" else [last])
+    shard = f"{q.store.layout.tasks}/{q.store.layout.shard(last.batch)}"
+    assert (shard in synced) == (seen != "no update")
+    assert not log_files(q)
