@@ -175,7 +175,7 @@ def test_it_does_so_in_a_polling_loop_and_as_an_argument(queue_factory: QueueFac
 
 @pytest.mark.parametrize("error", [Unspeakable(), fsqueue.Bury(Unspeakable()), fsqueue.Retry(Unspeakable())])  # type: ignore[arg-type]
 def test_it_does_so_in_a_worker(error: Exception) -> None:
-    op, text = handlers.call(raising(error), [])
+    op, text, _ = handlers.call(raising(error), [])
     assert op == ("bury" if isinstance(error, fsqueue.Bury) else "fail")
     assert isinstance(text, str)
     assert "Unspeakable" in text or "Bury" in text or "Retry" in text

@@ -115,12 +115,13 @@ def _serve(teller: _Teller, shared: Flags, marker: Marker, handler: Any, way: ha
         attempt, queue, payload = child_messages.decode_task(message.body)
         task = functools.partial(handlers.TaskAtHand, message.task, attempt, queue, should_stop)
         began = meter.begin(clock())
-        verb, value = handlers.execute(handler, way, payload, task)
+        verb, value, memory = handlers.execute(handler, way, payload, task)
         ended = clock()
         seconds, used = ended - began, meter.end(ended)
         _flush()
         marker.ended(message.number)
-        teller.answer(message.number, message.task, child_messages.encode_answer(verb, value, seconds, used))
+        answer = child_messages.encode_answer(verb, value, seconds, used, memory)
+        teller.answer(message.number, message.task, answer)
 
 
 def _flush() -> None:

@@ -19,6 +19,7 @@ import orjson
 from fsqueue.format.models import Used
 from fsqueue.format.task_file import decode_fields, payload_fields
 from fsqueue.worker import inserts
+from fsqueue.worker.causes import Memory
 
 MESSAGE_BYTES_MAX = 32_768
 """A larger body travels beside the message, in a memory file."""
@@ -74,19 +75,31 @@ def _of_hex(path: str) -> str:
     return bytes.fromhex(path).decode("utf-8", "surrogateescape")
 
 
-def encode_answer(verb: str, value: Any, seconds: float, used: Used) -> bytes:
-    """Encode what became of a task: a verb; its result, reason or delay; the seconds that the handler took, and what
-    it used. With "then", the value is a result and `Inserts`.
-    """
+class ChildAnswer(NamedTuple):
+    """How a task has ended: a verb, with its result, reason or delay; with "then", a result and `Inserts`."""
+
+    verb: str
+    value: Any
+    seconds: float
+    """How long the handler took."""
+    used: Used
+    memory: Memory = Memory.ENOUGH
+    """Whether a failure was for want of memory."""
+
+
+def encode_answer(verb: str, value: Any, seconds: float, used: Used, memory: Memory = Memory.ENOUGH) -> bytes:
+    """Encode an answer, of which these are the fields."""
     if verb == "then":
         value = [value[0], inserts.packed(value[1])]
-    return orjson.dumps([verb, value, seconds, *used])
+    answer = [verb, value, seconds, *used]
+    return orjson.dumps(answer if memory is Memory.ENOUGH else [*answer, memory.value])
 
 
-def decode_answer(body: bytes) -> tuple[str, Any, float, Used]:
+def decode_answer(body: bytes) -> ChildAnswer:
     """Return what `encode_answer` was given. Raises Garbled."""
     try:
-        verb, value, seconds, cpu_ms, peak_kib = orjson.loads(body)
+        verb, value, seconds, cpu_ms, peak_kib, *short = orjson.loads(body)
+        [memory] = map(Memory, short or ("",))
     except (ValueError, TypeError) as error:
         raise Garbled(f"no answer: {error}") from error
     if verb not in VERBS or not isinstance(seconds, float) or not type(cpu_ms) is type(peak_kib) is int:
@@ -97,7 +110,7 @@ def decode_answer(body: bytes) -> tuple[str, Any, float, Used]:
             value = result, inserts.unpacked(packed)
         except (ValueError, TypeError) as error:
             raise Garbled(f"no answer: {error}") from error
-    return verb, value, seconds, Used(cpu_ms, peak_kib)
+    return ChildAnswer(verb, value, seconds, Used(cpu_ms, peak_kib), memory)
 
 
 def send(end: socket.socket, number: int, task: str, body: bytes, flags: int = 0) -> None:

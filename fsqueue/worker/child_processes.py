@@ -24,6 +24,7 @@ import orjson
 from fsqueue.filesystem import idle_files, resident_bytes
 from fsqueue.format.wording import counted
 from fsqueue.worker import answer_memory, child_messages, marks, output, shortages
+from fsqueue.worker.causes import Cause, Memory
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.loop import Loop
@@ -222,12 +223,13 @@ class _Child:
         if job is None or (job.number, job.task.id) != (message.number, message.task):
             self._distrust(f"it answered for task {message.task or 'none'}, which it was not at")
             return
+        memory = Memory.ENOUGH
         if message.body is None:
             why = "its answer was lost: the worker had no file descriptor free to receive it"
             verb, value, seconds = "fail", why, max(0.0, self.family.now() - job.began)
         else:
             try:
-                verb, value, seconds, job.used = child_messages.decode_answer(message.body)
+                verb, value, seconds, job.used, memory = child_messages.decode_answer(message.body)
             except child_messages.Garbled as error:
                 self._distrust(f"it sent what is no answer ({error})")
                 return
@@ -243,7 +245,7 @@ class _Child:
             self.kill_at = self.family.now() + CLOSE_S
         elif self.answered == self.family.how.recycle_after:
             self._leave()
-        self.family.loop.done(job, verb, value, seconds)
+        self.family.loop.done(job, verb, value, seconds, Cause(memory))
 
     def take_back(self) -> list[Job]:
         """Return what it has not received, in order. The child may be receiving meanwhile, any of it."""
@@ -285,14 +287,15 @@ class _Child:
         number = blamed[0].number if blamed else NO_TASK
         tails = [stream.tail_of(number) for stream in reversed(self.streams)]
         self.given.clear()
-        why = self.distrusted
+        why, memory = self.distrusted, Memory.ENOUGH
         for job in blamed:
             job.killed = (self.process.status or 0) < 0
             why = why or job.why
         if not why:
             printed = b"\n".join(tails).decode(errors="replace")
-            why = f"the handler's process ended: {self.family.described(self.process, printed)}"
-        self.family.lost(self, blamed, output.reason(why, *tails), left)
+            ended, memory = self.family.described(self.process, printed)
+            why = f"the handler's process ended: {ended}"
+        self.family.lost(self, blamed, output.reason(why, *tails), Cause(memory), left)
 
     def close(self) -> None:
         """Close our side of it."""
@@ -488,11 +491,11 @@ class Children(ProcessExecutor):
             child.is_ready = True
             self._unready = 0
 
-    def lost(self, child: _Child, blamed: list[Job], why: str, left: list[Job]) -> None:
-        """Report a child that has died, and replace it."""
+    def lost(self, child: _Child, blamed: list[Job], why: str, cause: Cause, left: list[Job]) -> None:
+        """Report a child that has died, and replace it. `why`: in words, for those who read the reason of a failure."""
         self._children.remove(child)
         for job in blamed:
-            self.loop.done(job, "fail", why, max(0.0, self.now() - job.began))
+            self.loop.done(job, "fail", why, max(0.0, self.now() - job.began), cause)
         self.loop.returned(left, "" if self._closing or blamed or child.is_leaving else why)
         if self._closing:
             return

@@ -28,6 +28,7 @@ from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.worker import inserts, output, placeholders, scripts, shortages
 from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.causes import UNKNOWN, Cause, Memory
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import How, Job, not_kept
 from fsqueue.worker.limits import KILLED_S
@@ -299,10 +300,10 @@ class Commands(ProcessExecutor):
                 self._give_up_at = self.now() + UNREAD_S
             self._take(running)
             return
-        verb, value = self._judge(running)
+        verb, value, cause = self._judge(running)
         self._finish(running)
         self._exchange(running.result, 0, self._has_let_go)
-        self.loop.done(job, verb, value, seconds)
+        self.loop.done(job, verb, value, seconds, cause)
 
     def _take(self, running: _Running) -> None:
         """Have the thread read the result of a command that has succeeded."""
@@ -344,28 +345,30 @@ class Commands(ProcessExecutor):
             stream.ended()
         self._left.add(running.streams)
 
-    def _judge(self, running: _Running) -> tuple[str, Any]:
+    def _judge(self, running: _Running) -> tuple[str, Any, Cause]:
         """Judge a command whose result file does not count."""
         (out, err), status = running.streams, running.process.status
         if status == 0 and not running.job.doomed:
-            return self._result_of(running, b"")
+            return *self._result_of(running, b""), UNKNOWN
         has_own_meaning = self.how.sysexits and status not in self.how.moved_exits
         if has_own_meaning and status == EX_TEMPFAIL and not running.job.doomed:
-            return "release", None
+            return "release", None, UNKNOWN
         verb = "bury" if has_own_meaning and status == EX_DATAERR else "fail"
-        return verb, output.reason(
-            running.job.why or self._described(running.process, err.tail, out.tail), err.tail, out.tail
-        )
+        why, cause = running.job.why, UNKNOWN
+        if not why:
+            why, memory = self._described(running.process, err.tail, out.tail)
+            cause = Cause(memory, status)
+        return verb, output.reason(why, err.tail, out.tail), cause
 
-    def _described(self, process: Process, *tails: bytes) -> str:
-        """Return how a command ended, with what else is to blame."""
+    def _described(self, process: Process, *tails: bytes) -> tuple[str, Memory]:
+        """Return how a command has ended, with what else is to blame, and whether for want of memory."""
         status = process.status
         said = b"\n".join(tails).decode(errors="replace")
         fault = ""
         if self._is_fixed and self._faults_told < FAULTS_MAX and status in (NOT_FOUND, NOT_EXECUTABLE):
             self._faults_told += 1
             fault = not_executed(self._argv[0], said)
-        return f"{describe(process)}{fault}" if fault else self.described(process, said)
+        return (f"{describe(process)}{fault}", Memory.ENOUGH) if fault else self.described(process, said)
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self.how.result_from_stdout:

@@ -20,6 +20,7 @@ from fsqueue.clock import Clock
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import handlers
 from fsqueue.worker.background import BackgroundThread
+from fsqueue.worker.causes import Cause
 from fsqueue.worker.jobs import Executor, Job
 from fsqueue.worker.loop import Loop
 
@@ -41,7 +42,7 @@ class Threads(Executor):
         self._waiting: SimpleQueue[Job | None] = SimpleQueue()
         self._given: set[Job] = set()
         """The jobs that are not done."""
-        self._answers: deque[tuple[Job, str, Any, float]] = deque()
+        self._answers: deque[tuple[Job, handlers.CallEnd, float]] = deque()
         self._is_stopping = False
 
     def start(self) -> None:
@@ -98,9 +99,9 @@ class Threads(Executor):
             task = job.task
             at_hand = functools.partial(self._at_hand, task)
             began = time.perf_counter()
-            verb, value = handlers.execute(self._handler, self._way, task.payload, at_hand)
+            result = handlers.execute(self._handler, self._way, task.payload, at_hand)
             seconds = time.perf_counter() - began
-            self._answers.append((job, verb, value, seconds))
+            self._answers.append((job, result, seconds))
             self._loop.mailbox.post(self._take_in)
 
     def _at_hand(self, task: LeasedTask) -> handlers.TaskAtHand:
@@ -109,7 +110,7 @@ class Threads(Executor):
 
     def _take_in(self) -> None:
         while self._answers:
-            job, verb, value, seconds = self._answers.popleft()
+            job, result, seconds = self._answers.popleft()
             if job in self._given:
                 self._given.remove(job)
-                self._loop.done(job, verb, value, seconds)
+                self._loop.done(job, result.verb, result.value, seconds, Cause(result.memory))

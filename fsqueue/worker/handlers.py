@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -24,6 +24,7 @@ from fsqueue.format.results import encode_result
 from fsqueue.then import Then
 from fsqueue.worker import inserts, shortages
 from fsqueue.worker.background import end_in_child
+from fsqueue.worker.causes import Memory
 
 TRACEBACK_CHARS = 4000
 """Number of characters of a traceback that are kept as the reason of a failure."""
@@ -33,8 +34,16 @@ MAIN = "__fsqueue_main__"
 is_loading = False
 """Whether this is a child that imports its handler: a worker that starts now would start in every child."""
 
-Result = tuple[str, Any]
-"""The verb that ends the lease, and its result, reason or delay in seconds; for "then" a result and `Inserts`."""
+
+class CallEnd(NamedTuple):
+    """How a call of a handler has ended."""
+
+    verb: str
+    """The verb that ends the lease; "then": a completion that inserts tasks."""
+    value: Any
+    """Its result, reason or delay in seconds; for "then" a result and `Inserts`."""
+    memory: Memory = Memory.ENOUGH
+    """Whether a failure was for want of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,16 +218,18 @@ def _main(named: dict[str, Any]) -> ModuleType:
     return module
 
 
-def execute(handler: Callable[..., Any], way: Way, payload: Any, task: Callable[[], TaskAtHand]) -> Result:
+def execute(handler: Callable[..., Any], way: Way, payload: Any, task: Callable[[], TaskAtHand]) -> CallEnd:
     """Call a handler with a payload, in its way. See `call`."""
     try:
         placed, named = way.arguments(payload, task)
     except Mismatch as error:
-        return "fail", str(error)
+        return CallEnd("fail", str(error))
     return call(handler, placed, named)
 
 
-def call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})) -> Result:
+def call(
+    handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})
+) -> CallEnd:
     """Call a handler, and return the verb that its end asks for. Only a MemoryError in here can raise.
 
     If the handler forks, and its child returns from it, or raises, that child ends here. It has no business with the
@@ -230,43 +241,51 @@ def call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str,
     return result
 
 
-def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any]) -> Result:
+def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any]) -> CallEnd:
     try:
         result = handler(*placed, **named)
     except Retry as retry:
         try:
-            return "release", None if retry.delay_s is None else duration_ms(retry.delay_s, "delay_s") / 1000
+            return CallEnd("release", None if retry.delay_s is None else duration_ms(retry.delay_s, "delay_s") / 1000)
         except InvalidArgument as error:
-            return "fail", f"fsqueue.Retry: {error}"
+            return CallEnd("fail", f"fsqueue.Retry: {error}")
     except Bury as given_up:
-        return "bury", bury_reason(given_up)
+        return CallEnd("bury", bury_reason(given_up))
     except SystemExit as error:
         if error.code is None or (isinstance(error.code, int) and error.code == 0):  # as programs end that are done
-            return "complete", None
-        return "fail", describe(error)
+            return CallEnd("complete", None)
+        return _failed(error)
     except BaseException as error:
-        return "fail", describe(error)
+        return _failed(error)
     following = inserts.NONE
     if isinstance(result, Then):
         try:
             following, result = inserts.of_then(result), result.result
         except inserts.NotInserted as unfit:
-            return unfit.verb, str(unfit)
+            return CallEnd(unfit.verb, str(unfit))
         except Exception as error:  # raised by what the handler gave as a list
-            return "fail", describe(error)
+            return _failed(error)
     try:
         # Decoded again: the handler's threads may go on changing `result`.
         kept = None if result is None else orjson.loads(encode_result(result))
     except InvalidTask as error:  # the work is done, and would end so each time
-        return "bury", f"{UNKEPT}: {error}"
-    return ("then", (kept, following)) if following.each else ("complete", kept)
+        return CallEnd("bury", f"{UNKEPT}: {error}")
+    return CallEnd("then", (kept, following)) if following.each else CallEnd("complete", kept)
+
+
+def _failed(error: BaseException) -> CallEnd:
+    """Return the end of a call that has raised `error`."""
+    return CallEnd("fail", describe(error), _memory(error))
+
+
+def _memory(error: BaseException) -> Memory:
+    return Memory.SHORT if isinstance(error, MemoryError) else Memory.ENOUGH
 
 
 def describe(error: BaseException) -> str:
     """Return an exception in a line, then the end of its traceback, without our own part of it."""
     what = said(error)
-    headline = f"{shortages.OUT_OF_MEMORY} ({what})" if isinstance(error, MemoryError) else what
-    headline += shortages.memory(what)
+    headline = _memory(error).reason(what) + shortages.memory(what)
     trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
     return in_unicode(f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}")

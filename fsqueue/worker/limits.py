@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from fsqueue.clock import Clock
 from fsqueue.cluster import schedulers, slurm
 from fsqueue.errors import InvalidArgument
 from fsqueue.format import names
+from fsqueue.worker.causes import Cause, Memory
 
 KILL_S = 5.0
 """Time from SIGTERM to SIGKILL; the grace, if that is shorter."""
@@ -29,11 +29,6 @@ UNTOLD_MAX = 256
 """Maximum number of outcomes that the queues have not been told. Beyond it, a worker takes nothing more."""
 UNTOLD_BYTES_MAX = 64 << 20
 """Maximum number of bytes of tasks to insert with such outcomes. Beyond it, a worker takes nothing more."""
-
-
-_EXIT = re.compile(r"(?:(?:probably )?out of memory \()?exit status ([0-9]+)\b")
-_OOM = re.compile(r"(?:probably )?out of memory\b")
-"""How the reasons of failures begin: see `shortages.OUT_OF_MEMORY` and `spawning.describe`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +58,11 @@ class Moves:
             exits.add(int(status))
         return cls(queue, "oom" in causes, "timeout" in causes, frozenset(exits))
 
-    def take(self, timed_out: bool, reason: str) -> bool:
-        """Return whether a task moves whose attempt has failed for this reason."""
+    def take(self, timed_out: bool, cause: Cause) -> bool:
+        """Return whether a task moves whose attempt has timed out, or has failed for this cause."""
         if timed_out:
             return self.on_timeout
-        exited = _EXIT.match(reason)
-        return (self.on_oom and _OOM.match(reason) is not None) or (
-            exited is not None and int(exited[1]) in self.on_exits
-        )
+        return (self.on_oom and cause.memory is not Memory.ENOUGH) or cause.exit_status in self.on_exits
 
 
 _CAUSES = "oom, timeout, exit=N (an exit status of a command, from 1 to 255)"

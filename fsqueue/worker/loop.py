@@ -22,6 +22,7 @@ from fsqueue.format.wording import counted, duration
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import completion_updates, inserts, sources
 from fsqueue.worker.background import obituary
+from fsqueue.worker.causes import UNKNOWN, Cause
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
 from fsqueue.worker.jobs import Executor, Job, capacity
@@ -545,8 +546,8 @@ class Loop:
 
     # -- tasks end
 
-    def done(self, job: Job, verb: str, value: Any, seconds: float) -> None:
-        """Decide what the queue is told of a task that the executor is done with."""
+    def done(self, job: Job, verb: str, value: Any, seconds: float, cause: Cause = UNKNOWN) -> None:
+        """Decide what the queue is told of a task that the executor is done with. `cause`: of a failure."""
         task = job.task
         task.took_s = job.begun_under.took_s = seconds
         task.used = job.begun_under.used = job.used
@@ -576,11 +577,13 @@ class Loop:
             )
             self._note("put-back", task, seconds)
         else:
-            self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
+            self._failed(job, "bury" if verb == "bury" else "fail", value, seconds, cause)
 
-    def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
+    def _failed(
+        self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float, cause: Cause = UNKNOWN
+    ) -> None:
         moves = self._limits.moves
-        if moves is not None and moves.take(job.doomed == "timeout", reason) and self._can_move(job, moves.queue):
+        if moves is not None and moves.take(job.doomed == "timeout", cause) and self._can_move(job, moves.queue):
             try:
                 moved = Outcome(job.task, "move", reason, inserts=inserts.of_moved(job.task, moves.queue))
             except inserts.NotInserted as unfit:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from fsqueue.clock import Backoff
 from fsqueue.errors import NO_DESCRIPTORS, FsqueueError, StorageError, from_os_error
 from fsqueue.filesystem.processes import oom_kills
+from fsqueue.worker.causes import Memory
 
 _NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
 SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)
@@ -42,8 +43,6 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 """Matches what programs print that got no memory."""
-OUT_OF_MEMORY = "out of memory"
-"""Each reason has these words if an attempt has failed for want of memory."""
 KILLED_BELOW = 128 + signal.SIGKILL
 """With this exit status, shells and srun say that SIGKILL has ended what they had started."""
 KILLS_S = 5.0
@@ -108,23 +107,24 @@ class KilledForMemory:
         self._count = count
         return None if count is None else self._now() < self._counted_at + KILLS_S
 
-    def words(self, status: int, said: str, is_own: bool) -> str:
-        """Return what to say of the end of a process instead of its status alone; "" if memory is not to blame.
+    def judge(self, status: int, said: str, is_own: bool) -> tuple[Memory, str]:
+        """Return whether memory is to blame for the end of a process, and how it has ended, in words ("" if not).
 
         `said`: what it has printed at last. `is_own`: whether this worker has sent it a signal.
         """
         if -status == signal.SIGKILL and not is_own:
             is_likely = self.is_likely()
             if is_likely:
-                return f"{OUT_OF_MEMORY} (killed by SIGKILL; {_COUNTED})"
-            return f"probably {OUT_OF_MEMORY} (killed by SIGKILL)" if is_likely is None else ""
+                return Memory.SHORT, f"killed by SIGKILL; {_COUNTED}"
+            return (Memory.PROBABLY_SHORT, "killed by SIGKILL") if is_likely is None else (Memory.ENOUGH, "")
         if status == KILLED_BELOW:
             if self.is_likely():
-                return f"{OUT_OF_MEMORY} (exit status {status}; {_COUNTED})"
-            return f"probably {OUT_OF_MEMORY} (exit status {status}: SIGKILL has ended a process that it had started)"
+                return Memory.SHORT, f"exit status {status}; {_COUNTED}"
+            how = f"exit status {status}: SIGKILL has ended a process that it had started"
+            return Memory.PROBABLY_SHORT, how
         if status > 0 and _MEMORY.search(said.rstrip().rpartition("\n")[2]):
-            return f"{OUT_OF_MEMORY} (exit status {status})"
-        return ""
+            return Memory.SHORT, f"exit status {status}"
+        return Memory.ENOUGH, ""
 
 
 class Shortage:

@@ -18,6 +18,7 @@ from fsqueue.filesystem.outputs import KeptOutput
 from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import shortages, supervisor
+from fsqueue.worker.causes import Memory
 from fsqueue.worker.jobs import Executor, How, kept_name, not_kept
 from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.loop import Loop
@@ -205,11 +206,14 @@ class ProcessExecutor(Executor):
                 what = f"No output can be kept in {self.keep_output.path}"
                 raise not_kept(error, what, "Name a directory that you may write in.") from error
 
-    def described(self, process: Process, said: str) -> str:
-        """Return how a process has ended, and whether memory was short. `said`: what it has printed at last."""
-        status = process.status
-        why = "" if status is None else self._killed.words(status, said, process.was_told)
-        return f"{why or describe(process)}{shortages.memory(said, status)}"
+    def described(self, process: Process, said: str) -> tuple[str, Memory]:
+        """Return how a process has ended, in words, and whether for want of memory. `said`: what it has printed at
+        last.
+        """
+        memory, ended, status = Memory.ENOUGH, "", process.status
+        if status is not None:
+            memory, ended = self._killed.judge(status, said, process.was_told)
+        return f"{memory.reason(ended or describe(process))}{shortages.memory(said, status)}", memory
 
     def begin_attempt(self, streams: Sequence[Stream], task: LeasedTask) -> None:
         """Let what comes through the streams from now on belong to an attempt at a task."""

@@ -153,7 +153,7 @@ def test_what_a_function_gets(function: Any, payload: Any, expected: Any) -> Non
     ],
 )
 def test_a_payload_that_fits_no_rule_fails_its_task(function: Any, payload: Any, why: str) -> None:
-    verb, reason = handlers.execute(function, handlers.Way(function), payload, lambda: TASK)
+    verb, reason, _ = handlers.execute(function, handlers.Way(function), payload, lambda: TASK)
     assert (verb, why in reason) == ("fail", True)
     assert "'payload', which gets the whole" in reason
 
@@ -181,12 +181,12 @@ def test_fields_arrive_by_name_in_processes_and_threads(queue: Queue, threads: i
 
 @pytest.mark.parametrize("code", [0, None, False])
 def test_a_function_that_exits_with_0_has_done_its_task(code: Any) -> None:
-    assert handlers.call(sys.exit, [code]) == ("complete", None)
+    assert handlers.call(sys.exit, [code]) == handlers.CallEnd("complete", None)
 
 
 @pytest.mark.parametrize("code", [3, -1, True, "no input", "", 0.0])
 def test_another_code_fails_the_task_and_is_named(code: Any) -> None:
-    verb, reason = handlers.call(sys.exit, [code])
+    verb, reason, _ = handlers.call(sys.exit, [code])
     assert (verb, reason.partition("\n")[0]) == ("fail", f"SystemExit: {code}")
 
 

@@ -15,6 +15,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.filesystem import program_fault
 from fsqueue.worker import shortages
+from fsqueue.worker.causes import Memory
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, python
@@ -177,7 +178,10 @@ class Counter:
         self.killed = shortages.KilledForMemory(lambda: self.now)
 
     def words(self, status: int, said: str = "", is_own: bool = False) -> str:
-        return self.killed.words(status, said, is_own)
+        """How the reason of a failure begins; "" if memory is not to blame."""
+        memory, ended = self.killed.judge(status, said, is_own)
+        assert (memory is Memory.ENOUGH) == (ended == "")
+        return memory.reason(ended)
 
 
 def test_a_kill_that_the_kernel_has_counted_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fsqueue import Group, InvalidArgument, StorageError, Task, Worker, WorkerReport
-from fsqueue.worker import completion_updates, settling
+from fsqueue.worker import completion_updates, settling, shortages
+from fsqueue.worker.causes import UNKNOWN, Cause, Memory
 from fsqueue.worker.limits import Moves
 from tests.waiting import until
 from tests.worker import tasks
@@ -226,16 +227,36 @@ def test_a_queue_of_no_group_has_no_other(queue: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_taken"),
+    ("cause", "on"),
     [
-        ("out of memory (killed by SIGKILL; the memory of its job or container was used up)", True),
-        ("probably out of memory (exit status 137: SIGKILL has ended a process that it had started)", True),
-        ("exit status 1\nout of memory", False),
-        ("RuntimeError: out of memory", False),
-        ("killed by SIGKILL", False),
+        (Cause(Memory.SHORT), ["oom"]),
+        (Cause(Memory.PROBABLY_SHORT, 137), ["oom", "exit=137"]),
+        (Cause(exit_status=137), ["exit=137"]),
+        (UNKNOWN, []),
     ],
 )
-def test_out_of_memory_is_what_the_worker_says_it_is(reason: str, is_taken: bool) -> None:
-    """Not what a program prints somewhere."""
-    assert Moves.of("big", ["oom"]).take(False, reason) is is_taken
-    assert Moves.of("big", ["exit=137"]).take(False, reason) is ("137" in reason)
+def test_a_task_moves_for_its_cause(cause: Cause, on: list[str]) -> None:
+    for asked in ("oom", "timeout", "exit=137", "exit=1"):
+        assert Moves.of("big", [asked]).take(False, cause) is (asked in on)
+        assert Moves.of("big", [asked]).take(True, cause) is (asked == "timeout")
+
+
+@pytest.mark.parametrize("how", [{}, {"threads": 1}])
+def test_what_a_function_says_is_no_cause(group: Group, how: dict[str, Any]) -> None:
+    """The words with which a reason of the worker begins, in the reason of a function."""
+    words = ["out of memory", "probably out of memory (exit status 75)", "exit status 75"]
+    group["small"].insert_many({"do": "bury", "why": why} for why in words)
+    report = Worker(group["small"], tasks.obey, then_to="big", on=["oom", "exit=75"], **how).run()
+    assert (report.moved, report.buried) == (0, 3)
+
+
+def test_a_function_whose_process_is_killed_for_memory_moves_its_task(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reason begins with the end of that process."""
+    monkeypatch.setattr(shortages, "oom_kills", lambda: None)
+    group["small"].insert({"do": "kill"})
+    assert Worker(group["small"], tasks.obey, then_to="big", on=["oom"]).run() == drained(moved=1)
+    group["small"].insert({"do": "vanish"})
+    report = Worker(group["small"], tasks.obey, then_to="big", on=["oom", "exit=5"]).run()
+    assert (report.moved, report.buried) == (0, 1), "exit statuses are those of commands"

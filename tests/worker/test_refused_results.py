@@ -97,6 +97,6 @@ def test_a_disk_that_fails_among_refused_results_loses_none_of_them(
 def test_a_result_is_kept_as_it_was_when_the_function_returned_it() -> None:
     """In threads the function, or another thread, may go on changing what it has returned."""
     shared: list[Any] = [1]
-    verb, value = handlers.call(lambda: shared, [])
+    verb, value, _ = handlers.call(lambda: shared, [])
     shared.append(float("nan"))
     assert (verb, value) == ("complete", [1])

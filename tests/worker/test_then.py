@@ -14,6 +14,7 @@ from fsqueue import Group, InvalidArgument, Queue, Task, Then, Worker
 from fsqueue.errors import Conflict
 from fsqueue.format.models import Used
 from fsqueue.worker import child_messages, completion_updates, handlers, inserts
+from fsqueue.worker.causes import Memory
 from fsqueue.worker.inserts import INSERTS_BYTES_MAX, INSERTS_MAX
 from tests.waiting import until
 from tests.worker import tasks
@@ -86,7 +87,7 @@ BAD_INSERTS: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("bad", BAD_INSERTS)
 def test_what_cannot_be_inserted_says_why(bad: str) -> None:
     given, verb, why = BAD_INSERTS[bad]
-    told, text = handlers.call(lambda: Then(None, given), [])
+    told, text, _ = handlers.call(lambda: Then(None, given), [])
     assert told == verb
     assert why in text
 
@@ -123,7 +124,7 @@ SECRET = "pa55word"
     ids=lambda given: f"{given!r:.50}",
 )
 def test_a_reason_quotes_nothing_of_what_was_to_be_inserted(given: Any) -> None:
-    told, text = handlers.call(lambda: Then(None, given), [])
+    told, text, _ = handlers.call(lambda: Then(None, given), [])
     assert told in ("fail", "bury")
     assert "Nothing was inserted" in text or "Give each as" in text or "is a text, not" in text
     assert SECRET not in text
@@ -153,13 +154,13 @@ def test_a_reason_quotes_nothing_of_an_output_or_a_result(group: Group, printed:
 
 @pytest.mark.parametrize("result", [[Then(1)], Then(Then(1)), (1, Then(1, [("next", 1)]))])
 def test_a_then_inside_of_a_result_is_refused_and_not_kept_as_data(result: Any) -> None:
-    told, text = handlers.call(lambda: result, [])
+    told, text, _ = handlers.call(lambda: result, [])
     assert told == "bury"
     assert "is of the type fsqueue.then.Then" in text
 
 
 def test_a_list_that_raises_fails_the_attempt() -> None:
-    told, text = handlers.call(lambda: Then(None, (1 / 0 for _ in "a")), [])  # type: ignore[arg-type]
+    told, text, _ = handlers.call(lambda: Then(None, (1 / 0 for _ in "a")), [])  # type: ignore[arg-type]
     assert told == "fail"
     assert text.startswith("ZeroDivisionError")
 
@@ -174,7 +175,7 @@ def test_a_result_that_cannot_be_kept_is_given_up_and_nothing_is_inserted(group:
 def test_tasks_come_through_a_message_between_processes_as_they_were() -> None:
     following = inserts.of_then(Then(None, [("a", {"x": "ü"}), ("b", Task(b"\0", "k", "p", 2))]))
     answer = child_messages.encode_answer("then", ({"r": 1}, following), 0.5, Used(1, 2))
-    assert child_messages.decode_answer(answer) == ("then", ({"r": 1}, following), 0.5, Used(1, 2))
+    assert child_messages.decode_answer(answer) == ("then", ({"r": 1}, following), 0.5, Used(1, 2), Memory.ENOUGH)
     assert [one.task() for one in following.each] == [Task({"x": "ü"}), Task(b"\0", "k", "p", 2)]
 
 

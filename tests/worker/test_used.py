@@ -11,6 +11,7 @@ from fsqueue import Movement, Queue, Worker
 from fsqueue.format import movements
 from fsqueue.format.models import Used
 from fsqueue.worker import child_messages
+from fsqueue.worker.causes import Memory
 from tests.support import QueueFactory
 from tests.worker import tasks
 
@@ -100,7 +101,14 @@ def test_what_is_no_usage_is_ignored(used: Any) -> None:
 
 def test_an_answer_without_usage_is_garbled() -> None:
     answer = child_messages.encode_answer("complete", {"y": 1}, 0.5, Used(1, 2))
-    assert child_messages.decode_answer(answer) == ("complete", {"y": 1}, 0.5, Used(1, 2))
-    for body in (b'["complete",1,0.5]', b'["complete",1,0.5,1,"2"]', b'["complete",1,0.5,1.0,2]'):
+    assert child_messages.decode_answer(answer) == ("complete", {"y": 1}, 0.5, Used(1, 2), Memory.ENOUGH)
+    short = child_messages.encode_answer("fail", "w", 0.5, Used(1, 2), Memory.SHORT)
+    assert child_messages.decode_answer(short) == ("fail", "w", 0.5, Used(1, 2), Memory.SHORT)
+    for body in (
+        b'["complete",1,0.5]',
+        b'["complete",1,0.5,1,"2"]',
+        b'["complete",1,0.5,1.0,2]',
+        b'["fail","w",0.5,1,2,"so"]',
+    ):
         with pytest.raises(child_messages.Garbled):
             child_messages.decode_answer(body)
