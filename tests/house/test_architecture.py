@@ -16,7 +16,8 @@ LAYERS = (
     "interruptions", "errors", "checks", "simulation", "weak_table", "forks", "clock", "filesystem", "format",
     "user_code", "cluster", "storage", "leased_task", "protocol", "views", "verbs", "upkeep", "doctor",
     "administration", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups",
-    "functions", "then", "worker", "metrics", "webpages", "spark", "client", "service",
+    "functions", "then", "worker", "metrics", "webpages", "spark", "client", "compat",
+    "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
@@ -115,7 +116,7 @@ def test_nobody_below_imports_the_package_as_a_whole() -> None:
     whole_package = [
         f"{path.relative_to(TOP)}:{line} imports {full}"
         for path in files()
-        if unit(path) != "service"
+        if unit(path) not in ("service", "compat")
         for line, full in all_imports(path)
         if full == "fsqueue" or (full.startswith("fsqueue.") and full.split(".")[1] not in LAYERS)
     ]
@@ -154,6 +155,32 @@ def test_the_service_uses_public_names_only() -> None:
     ]
     assert service
     assert reaching_in + hidden + private == []
+
+
+def test_the_layers_for_other_programs_use_public_names_only() -> None:
+    """They show what a program of anybody could do: `import fsqueue`, and the decoder of JSON of users."""
+    compat = [path for path in files() if unit(path) == "compat"]
+    reaching_in = [
+        f"{path.relative_to(TOP)}:{line} imports {full}"
+        for path in compat
+        for line, full in all_imports(path)
+        if full.split(".")[0] == "fsqueue"
+        and full != "fsqueue"
+        and not full.startswith(("fsqueue.compat.", "fsqueue.format.user_json"))
+    ]
+    hidden = [
+        f"{path.relative_to(TOP)}:{node.lineno}: {ast.unparse(node)}"
+        for path in compat
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute)
+        and (
+            (ast.unparse(node.value) == "fsqueue" and node.attr not in fsqueue.__all__)
+            or node.attr == "store"
+            or (node.attr.startswith("_") and ast.unparse(node.value).split(".")[-1] in ("queue", "held", "one"))
+        )
+    ]
+    assert compat
+    assert reaching_in + hidden == []
 
 
 def test_the_command_line_uses_public_modules_only() -> None:

@@ -39,6 +39,7 @@ LOOPS = {
     "is what others do at this moment over?": {
         "fsqueue.client.remote_group.RemoteUpdate._carry_out": "an update meets another: the gateway waits",
         "fsqueue.client.wire.Wire._patiently": "the gateway is away",
+        "fsqueue.compat.taskqueue.TaskQueue.poll": "a service that asked for patience",
         "fsqueue.filesystem.operations.Filesystem.lock": "a lock",
         "fsqueue.fsck.shard_checks.ShardCheck._again": "a step of another process, before it is called damage",
         "fsqueue.protocol.leasing.Leaser._from_batch": "a lock, at the last task",

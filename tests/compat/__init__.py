@@ -1,0 +1,1 @@
+"""Layers for programs that were written for other task queues."""
