@@ -2,7 +2,8 @@
 
 Order, under the lock of `queue.jsonl`:
 
-1. Make the next generation's directory, move the staged attempts into it, and write the commit's record there. Sync.
+1. Make the next generation's directory, move the staged attempts into it unless another process publishes them, and
+   write the commit's record there. Sync.
 2. Append the line that begins the generation. This decides. The commit is then applied like any other.
 
 A crash before 2 leaves a generation that never began. The next purge or overwrite clears it away, and the caller stages
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from fsqueue.errors import CommitLost
+from fsqueue.errors import CommitLost, LockTimeout
 from fsqueue.format import names
 from fsqueue.format.layout import Layout, generation_record
 from fsqueue.format.names import Generation
@@ -52,7 +53,9 @@ def begin(store: Store, record: Record) -> Record:
         clear(store, directory)
         fs.make_directory(following.base)
         undo.callback(_undoing, store, lambda: store.discard(store.path, directory))
-        _move(store, layout, following, record, undo)
+        found = _move(store, layout, following, record, undo)
+        if found is not None:
+            return found
         _note(store, following, record)
         try:
             queue_file.append(generation_record(begun, store.clock.now_ms()))
@@ -81,17 +84,42 @@ def clear(store: Store, directory: Generation) -> None:
         store.discard(store.path, directory)
 
 
-def _move(store: Store, layout: Layout, following: Layout, record: Record, undo: ExitStack) -> None:
-    """Move the attempts that a record names into the next generation, proven; back again if that fails."""
-    fs = store.fs
-    fs.make_directory(following.staging)
-    with ExitStack() as locks:
-        for attempt, parts in record.attempts().items():
-            here, there = layout.attempt(attempt, record.name), following.attempt(attempt, record.name)
-            commits.prove(store, layout, record.name, attempt, parts, locks)
-            if not fs.rename(here, there):
-                raise commits.lost(store, record.name)
-            undo.callback(_undoing, store, partial(fs.rename, there, here))
+def _move(store: Store, layout: Layout, following: Layout, record: Record, undo: ExitStack) -> Record | None:
+    """Move the attempts that a record names into the next generation, proven; back again if that fails. Return None.
+
+    Move nothing, and return the record that was decided for the name, if there is one by now: any process may still be
+    renaming files out of these attempts then, by a name that an NFS client remembers, wherever their directories are.
+    LockTimeout: another process is about to decide, and does not come to an end.
+    """
+    fs, attempts = store.fs, record.attempts()
+    for _ in range(commits.LOOKS):
+        if not commits.end_proposals(store, layout, attempts, commits.LOCK_S):  # a proposer waits for the locks below
+            break
+        with ExitStack() as locks:
+            try:
+                for attempt, parts in attempts.items():
+                    commits.prove(store, layout, record.name, attempt, parts, locks)
+            except CommitLost:
+                found = commits.find(store, layout, record.name)
+                if found is None:
+                    raise
+                return found
+            are_free = commits.end_proposals(store, layout, attempts)
+            found = commits.find(store, layout, record.name)
+            if found is not None:
+                return found
+            if are_free:
+                fs.make_directory(following.staging)
+                for attempt in attempts:
+                    here, there = layout.attempt(attempt, record.name), following.attempt(attempt, record.name)
+                    if not fs.rename(here, there):
+                        raise commits.lost(store, record.name)
+                    undo.callback(_undoing, store, partial(fs.rename, there, here))
+                return None
+    raise LockTimeout(
+        f"Another process is publishing what was staged for the commit {record.name} of {store.path}, and has not come "
+        "to an end. Nothing was overwritten. Repeat the call once that process has ended."
+    )
 
 
 def _note(store: Store, following: Layout, record: Record) -> None:

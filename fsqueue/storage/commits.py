@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -480,11 +480,14 @@ def _attending(store: Store, path: str) -> Iterator[None]:
 # -- clearing up -------------------------------------------------------------------------------------
 
 
-def end_proposal(store: Store, layout: Layout, identity: Uuid) -> bool:
-    """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: it lives."""
+def end_proposal(store: Store, layout: Layout, identity: Uuid, wait_s: float = 0.0) -> bool:
+    """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: it lives.
+
+    `wait_s`: maximum number of seconds to wait for a proposer that lives.
+    """
     path = layout.proposal(identity)
     try:
-        with store.locked_existing(path, 0.0):
+        with store.locked_existing(path, wait_s):
             record = proposed(store, layout, identity)
             if record is None or not is_decided(store, layout, record):
                 withdraw(store, layout, identity)
@@ -494,6 +497,20 @@ def end_proposal(store: Store, layout: Layout, identity: Uuid) -> bool:
         return False
     if record is not None and is_decided(store, layout, record):  # or a link was on its way; now none can be
         apply(store, layout, record)
+    return True
+
+
+def end_proposals(store: Store, layout: Layout, attempts: Collection[Uuid], wait_s: float = 0.0) -> bool:
+    """Bring each proposal that names one of these attempts to its end. False: one of them lives. See `end_proposal`.
+
+    A process that renames an attempt's directory calls this under the attempt's lock, and then looks for the record of
+    the commit: a proposal that comes later finds the directory gone.
+    """
+    for identity in either_of_two(lambda: proposals(store, layout)):
+        record = proposed(store, layout, identity)
+        names_one = record is not None and any(attempt in attempts for attempt in record.attempts())
+        if names_one and not end_proposal(store, layout, identity, wait_s):
+            return False
     return True
 
 
@@ -511,10 +528,8 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
         is_there = _lock_to_reap(store, directory, stack)
         record = find(store, layout, commit)
         if record is None:
-            for identity in either_of_two(lambda: proposals(store, layout)):
-                other = proposed(store, layout, identity)
-                if other is not None and attempt in other.attempts() and not end_proposal(store, layout, identity):
-                    return False
+            if not end_proposals(store, layout, (attempt,)):
+                return False
             record = find(store, layout, commit)
         if record is None or attempt not in record.attempts():
             if is_there:

@@ -6,15 +6,17 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from fsqueue import CommitLost, CommitReport, FsqueueError, LeaseLost, Queue, StorageFull
+from fsqueue import CommitLost, CommitReport, FsqueueError, LeaseLost, LockTimeout, Queue, StorageFull
 from fsqueue.clock import Clock, ManualClock
 from tests.concurrency.trapped import needs_room, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, files_below, generations_of, leftovers, raised
-from tests.waiting import PATIENCE_S, until_nothing_reaps
+from tests.waiting import PATIENCE_S, until, until_nothing_reaps
 
 OLD, NEW = ["old", "older"], [f"new {number}" for number in range(5)]
 
@@ -229,3 +231,147 @@ def test_batches_that_took_inserts_are_gone_and_their_inserters_go_on_in_the_new
     q.gc()
     assert leftovers(q) == []
     assert q.status().completed == len(kept) + 3
+
+
+# -- another process publishes the same parts, without overwriting -------------------------------------------------
+
+
+def staged_twice(q: Queue, clock: ManualClock, trap: Any) -> tuple[Any, Any, list[Any]]:
+    """Return a commit in a trapped queue, the same one in another, and their parts."""
+    appending = trapped(Queue(q.path, clock=clock), trap).commit("anew")
+    overwriting = Queue(q.path, clock=clock).commit("anew", attempt=appending.attempt)
+    return appending, overwriting, [overwriting.stage(NEW[:2]), overwriting.stage(NEW[2:], batch_tasks=1)]
+
+
+class Died(BaseException):
+    """Ends a call at a step, and each step after it."""
+
+
+def is_link(step: str, args: tuple[Any, ...]) -> bool:
+    return step == "link" and args[1].endswith("/anew.json")
+
+
+def is_move_into_a_shard(step: str, args: tuple[Any, ...]) -> bool:
+    return step == "rename" and "/staging/" in args[0] and "/queue/" in args[1]
+
+
+def test_parts_that_another_process_is_moving_into_their_shards_are_not_moved_away(
+    q: Queue, clock: ManualClock
+) -> None:
+    """It has decided. An NFS client would move a file by its directory's handle, wherever the directory is."""
+    told: list[CommitReport] = []
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if is_move_into_a_shard(step, args) and not told:
+            told.append(overwriting.publish(parts, overwrite=True))
+        return call(*args)
+
+    appending, overwriting, parts = staged_twice(q, clock, trap)
+    done = appending.publish(parts)
+    assert [(report.tasks, report.repeated) for report in (done, *told)] == [(5, False), (5, True)]
+    assert (Queue(q.path).generation, payloads(q)) == (1, sorted([*NEW, *OLD]))
+    drain(q, clock)
+    assert leftovers(q) == []
+
+
+def test_parts_that_another_process_is_about_to_decide_for_stay_where_they_are(q: Queue, clock: ManualClock) -> None:
+    refused: list[Exception] = []
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if is_link(step, args):
+            refused.append(raised(LockTimeout, lambda: overwriting.publish(parts, overwrite=True)))
+        return call(*args)
+
+    appending, overwriting, parts = staged_twice(q, clock, trap)
+    assert not appending.publish(parts).repeated
+    assert "Nothing was overwritten. Repeat the call once that process has ended." in str(refused[0])
+    assert (Queue(q.path).generation, payloads(q)) == (1, sorted([*NEW, *OLD]))
+    assert overwriting.publish(parts, overwrite=True).repeated
+    drain(q, clock)
+    assert leftovers(q) == []
+
+
+def test_a_proposer_that_waits_for_the_attempt_is_waited_for(q: Queue) -> None:
+    """It proposes under the overwriting's locks, and decides once they are given back."""
+    proposers: list[threading.Thread] = []
+    appended: list[CommitReport] = []
+    has_locked: list[str] = []
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if step == "look" and args[0].endswith("/lock"):
+            has_locked.append(args[0])
+        if step == "names" and args[0].endswith("/pending") and has_locked and not proposers:
+            proposers.append(threading.Thread(target=lambda: appended.append(appending.publish(parts))))
+            proposers[0].start()
+            written = partial(base_of(q).glob, "commits/pending/*.json")
+            until(lambda: any(path.stat().st_size for path in written()), "a proposal that is written")
+        return call(*args)
+
+    overwriting = trapped(Queue(q.path), trap).commit("anew")
+    appending = Queue(q.path).commit("anew", attempt=overwriting.attempt)
+    parts = [appending.stage(NEW[:2]), appending.stage(NEW[2:], batch_tasks=1)]
+    report = overwriting.publish(parts, overwrite=True)
+    proposers[0].join(PATIENCE_S)
+    assert [(one.tasks, one.repeated) for one in (*appended, report)] == [(5, False), (5, True)]
+    assert (Queue(q.path).generation, payloads(q)) == (1, sorted([*NEW, *OLD]))
+
+
+def test_a_decision_under_the_locks_counts(q: Queue, clock: ManualClock) -> None:
+    """Another process has proven the parts just before they were locked, decides then, and dies before it moves one."""
+    has_proven, goes_on = threading.Event(), threading.Event()
+    has_locked: list[str] = []
+
+    def theirs(step: str, call: Any, *args: Any) -> Any:
+        if is_link(step, args):
+            has_proven.set()
+            assert goes_on.wait(PATIENCE_S)
+        if is_move_into_a_shard(step, args):
+            raise Died
+        return call(*args)
+
+    def mine(step: str, call: Any, *args: Any) -> Any:
+        if step == "look" and args[0].endswith("/lock") and not has_locked:
+            proposer.start()
+            assert has_proven.wait(PATIENCE_S)
+            has_locked.append(args[0])
+        if step == "names" and args[0].endswith("/pending") and has_locked and not goes_on.is_set():
+            goes_on.set()
+            proposer.join(PATIENCE_S)
+        return call(*args)
+
+    appending, _, parts = staged_twice(q, clock, theirs)
+    overwriting = trapped(Queue(q.path), mine).commit("anew", attempt=appending.attempt)
+    proposer = threading.Thread(target=lambda: raised(Died, lambda: appending.publish(parts)))
+    assert overwriting.publish(parts, overwrite=True).repeated
+    assert goes_on.is_set()
+    assert (Queue(q.path).generation, payloads(q)) == (1, sorted([*NEW, *OLD]))
+
+
+@pytest.mark.parametrize("before", ["create the proposal", "lock the attempt", "link"])
+def test_a_proposer_that_died_does_not_hinder(q: Queue, clock: ManualClock, before: str) -> None:
+    """Its ballot is gone: a link of its own that comes late decides nothing."""
+    late: list[Callable[[], object]] = []
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        is_here = {
+            "create the proposal": step == "create" and "/pending/" in args[0],
+            "lock the attempt": step == "look" and args[0].endswith("/lock"),
+            "link": is_link(step, args),
+        }[before]
+        if step in ("close", "unlock"):  # the system does that when a process dies
+            return call(*args)
+        if late or is_here:
+            late.append(lambda: call(*args))
+            raise Died
+        return call(*args)
+
+    appending, overwriting, parts = staged_twice(q, clock, trap)
+    raised(Died, lambda: appending.publish(parts))
+    assert late
+    assert not overwriting.publish(parts, overwrite=True).repeated
+    if before == "link":
+        raised(FileNotFoundError, late[0])
+    assert (Queue(q.path).generation, payloads(q)) == (2, NEW)
+    drain(q, clock)
+    q.gc()
+    assert leftovers(q) == []

@@ -152,8 +152,8 @@ MUTATIONS = [
         (
             (
                 "reap",
-                "for identity in either_of_two(lambda: proposals(store, layout)): ...",
-                "for identity in []: ...",
+                "if not end_proposals(store, layout, (attempt,)): ...",
+                "if False: ...",
             ),
         ),
     ),
@@ -248,6 +248,18 @@ MUTATIONS = [
                 """,
             ),
         ),
+    ),
+    Mutation(
+        "an overwriting does not look who else publishes its parts",
+        "an NFS client moves a file out of a directory that has become the next generation's, and the task is lost",
+        "commits-unclean-nfs",
+        (
+            ("overwriting._move", "if not commits.end_proposals(store, layout, attempts, commits.LOCK_S): ...", ""),
+            ("overwriting._move", "are_free = commits.end_proposals(store, layout, attempts)", "are_free = True"),
+            ("overwriting._move", "if found is not None: ...", ""),
+        ),
+        stories=1,
+        first=5200097,
     ),
     Mutation(
         "a generation begins before its names are durable",
