@@ -18,6 +18,7 @@ from fsqueue.errors import (
     InvalidTask,
     LeaseLost,
     QueueNotFound,
+    StorageError,
     in_unicode,
     shown,
 )
@@ -119,9 +120,16 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
 
 
 def translated(queue: HasStore, items: Iterator[R], doing: str) -> Iterator[R]:
-    """Yield what `items` yields, its errors translated as those of a call are."""
+    """Yield what `items` yields, its errors translated as those of a call are.
+
+    StorageError, too, if a call in which a step was taken has been interrupted: it has closed what `items` had open.
+    """
     mine: dict[int, resources.Entry] = {}
     while True:
+        if any(entry.is_given_back for entry in mine.values()):
+            what = f"{doing.capitalize()}: a call that was interrupted has closed the file. Begin anew."
+            failure: BaseException = StorageError(what)
+            break
         (sections, open_now, fresh), process = resources.mark(), forks.depth
         try:
             item = next(items)

@@ -91,10 +91,18 @@ def in_child(error: BaseException | None) -> BaseException:
     return ForkedChild("a call")
 
 
-Entry = tuple[Closer]
-"""What closes a descriptor. It is made anew each time that one is recorded, and so tells it from a later one that has
-got its number: compare entries by `is`.
-"""
+class Entry:
+    """A descriptor's record. It is made anew each time that one is recorded, and so tells the descriptor from a later
+    one that has got its number: compare entries by `is`.
+    """
+
+    __slots__ = ("by", "is_given_back")
+
+    def __init__(self, by: Closer) -> None:
+        self.by = by
+        """What closes the descriptor."""
+        self.is_given_back = False
+        """Whether `give_back` has closed the descriptor, or is about to."""
 
 
 class ThreadResources:
@@ -230,7 +238,7 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
         owned.is_opening = False
     fd = fresh[-1]
     if fd >= 0:
-        owned.fds[fd] = (by,)
+        owned.fds[fd] = Entry(by)
     fresh.pop()
     return fd
 
@@ -254,18 +262,24 @@ def close(fd: int) -> None:
 
 
 class Closing:
-    """Close a descriptor at the end of a `with` block."""
+    """Close a descriptor at the end of a `with` block.
 
-    __slots__ = ("_close", "_fd")
+    The block may be a generator's, and outlive the call that has opened the descriptor. If that call was interrupted,
+    it has given the descriptor back, and the number may be another file's: then the block's end closes nothing.
+    """
+
+    __slots__ = ("_close", "_entry", "_fd")
 
     def __init__(self, fd: int, by: Callable[[int], None] = close) -> None:
         self._fd, self._close = fd, by
+        self._entry = this_thread.owned.fds.get(fd)
 
     def __enter__(self) -> int:
         return self._fd
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
-        self._close(self._fd)
+        if self._entry is None or not self._entry.is_given_back:
+            self._close(self._fd)
 
 
 def refuse_unopened(error: OSError) -> None:
@@ -311,7 +325,7 @@ class Kept:
 
         False if this object has it no more. Then the caller must not close it: a record has it, or it is closed.
         """
-        had = compress(((by,),), map(_kept.pop, (self._number,), (None,)))
+        had = compress((Entry(by),), map(_kept.pop, (self._number,), (None,)))
         return list(map(this_thread.owned.fds.__setitem__, (self.fd,), had)) != []
 
 
@@ -424,16 +438,17 @@ def _give_back(before: Mark, error: BaseException) -> None:
     held, fds, fresh = this_thread.owned.sections, this_thread.owned.fds, this_thread.owned.fresh
     while len(fresh) > before[2]:
         if fresh[-1] >= 0 and fresh[-1] not in fds:  # just opened: it has no lock
-            fds[fresh[-1]] = (_Plain(),)
+            fds[fresh[-1]] = Entry(_Plain())
         fresh.pop()
     while len(held) > before[0]:
         held[-1].abandon()
         held.pop()
-    for fd, (by,) in new_since(before[1], fds).items():
+    for fd, entry in new_since(before[1], fds).items():
+        entry.is_given_back = True  # first: if an interruption comes behind the close, nobody else would say so
         with suppress(OSError):  # it is no file, or the server has forgotten the lock
-            by.unlock(fd)  # closing alone would keep the lock: a child forked meanwhile has the file open, too
+            entry.by.unlock(fd)  # closing alone would keep the lock: a child forked meanwhile has the file open, too
         with suppress(OSError):
-            by.close(fd)
+            entry.by.close(fd)
         fds.pop(fd, None)
 
 

@@ -58,7 +58,7 @@ def test_closing_a_file_of_an_earlier_world_leaves_the_record_of_this_one_alone(
         earlier, present = (_opened(Story(CALM, seed)) for seed in (1, 2))
         assert earlier[1] == present[1]
         earlier[0].close(earlier[1])
-        assert resources.this_thread.owned.fds == {present[1]: (present[0],)}
+        assert {fd: entry.by for fd, entry in resources.this_thread.owned.fds.items()} == {present[1]: present[0]}
         present[0].close(present[1])
         assert resources.this_thread.owned.fds == {}
 

@@ -70,7 +70,8 @@ class SimFilesystem(Filesystem):
     def _disown(self, fd: int) -> None:
         # Behind it: the real close does both in one step, and is interrupted before or after it. A finalizer may close
         # a file of an earlier world, in which descriptors have the same numbers: that leaves the record alone.
-        if resources.this_thread.owned.fds.get(fd, (None,))[0] is self:
+        entry = resources.this_thread.owned.fds.get(fd)
+        if entry is not None and entry.by is self:
             resources.disown(fd)
 
     def close_root(self) -> None:
@@ -123,7 +124,7 @@ class SimFilesystem(Filesystem):
         inside = path[len(below) :] if path.startswith(below) else self._inside(path)
         top = self._top or self._directory(self.root)
         fd: int = self._process.open(inside, flags, dir_fd=top)
-        resources.this_thread.owned.fds[fd] = (self,)
+        resources.this_thread.owned.fds[fd] = resources.Entry(self)
         return fd
 
     def _holder(self, path: str) -> _Holder:  # type: ignore[override]
