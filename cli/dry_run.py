@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from fsqueue import TaskInfo
+from fsqueue import QueueNotFound, TaskInfo
 from fsqueue.format.wording import counted
-from fsqueue.worker import placeholders
+from fsqueue.worker import Away, placeholders
 
 from .common import path_of
 from .printing import complain, print_json, say
@@ -32,9 +32,15 @@ class DryRun:
         self._has_stdin = bool(command) and (gives_stdin or not placeholders.hand_over(command))
         self._unfit = 0
 
-    def show(self, sources: Sequence[Source], waiting: int, tasks_max: int | None) -> None:
-        """Show the first of `waiting` tasks. Exit with 1 if an attempt at one of them would fail for its payload."""
+    def show(self, sources: Sequence[Source], waiting: int, tasks_max: int | None, away: Sequence[Away] = ()) -> None:
+        """Show the first of `waiting` tasks, and name the queues that are away.
+
+        Exit with 1 if an attempt at one of the tasks would fail for its payload. Otherwise exit as a run that a queue
+        is missing for, with 5, if any is away.
+        """
         most, shown = TASKS if tasks_max is None else tasks_max, 0
+        for one in away:
+            complain(f"{one.path} {one.why}{'' if one.is_upstream else ': its tasks are not shown'}")
         for path, task in islice(_waiting(sources, most), most):
             shown += 1
             try:
@@ -48,6 +54,8 @@ class DryRun:
             complain("no task is waiting")
         if self._unfit:
             raise click.exceptions.Exit(1)
+        if away:
+            raise click.exceptions.Exit(QueueNotFound.exit_code)
 
     def _show(self, path: str, task: TaskInfo) -> None:
         words = placeholders.fill(self._command, task.payload, task.id)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_WORKERS_EXIT = 15
 """Exit code of `wait --no-workers-timeout`."""
 SAY_S = 240.0
-"""Nothing is said before nobody has leased a task for so long: workers that were just submitted have to begin."""
+"""Number of seconds without a lease before the command says so: workers that were just submitted need time to begin."""
 FIRST_LOOK_S, LOOK_S_MAX = 60.0, 900.0
 """A look comes after a minute, and then each time that the command has waited twice as long; at most so far apart."""
 LOOKS_A_TIMEOUT = 4
@@ -31,10 +31,10 @@ LOOK_SHARE = 0.02
 
 
 class IdleWatch:
-    """Tells when nobody has leased a task for long. Its queues are its own: it works beside the thread that waits.
+    """Tells when nobody has leased a task for long. A look uses the queues that another thread waits for meanwhile.
 
-    `queues` yields those that may have tasks, each with what is typed to run its workers. `ends_after_s`: raise Exit
-    after so long without a lease.
+    `queues` yields those that may have tasks, each with what is typed to run its workers. Raise Exit once nobody has
+    leased a task for `ends_after_s` seconds.
     """
 
     def __init__(self, queues: Callable[[], Iterable[tuple[str, AnyQueue]]], ends_after_s: float | None = None) -> None:

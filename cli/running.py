@@ -182,7 +182,8 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print the commands of the first tasks, ten or --max-tasks, and do nothing else. Exit code 1: one would fail.",
+    help="Print the commands of the first tasks, ten or --max-tasks, and do nothing else. Exit code 1: one would fail; "
+    "5: a queue is not there.",
 )
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
@@ -359,7 +360,7 @@ def run(
         from .dry_run import DryRun
 
         waiting = sum(_status_of(source).waiting for source in opened)
-        DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"])
+        DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"], away)
         return
     for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))

@@ -20,16 +20,6 @@ from tests.support import QueueFactory, base_of, full_state, in_time, leftovers,
 from tests.waiting import until
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, clock=clock)
-
-
 def test_the_loop_that_finds_the_end_tells_idle_workers_once(q: Queue) -> None:
     q.insert_many(range(2))
     bells = []

@@ -36,14 +36,17 @@ class Garbled(ValueError):
 
 
 class Message(NamedTuple):
-    """A message. `number` 0, with no task, is the setup of a child, and the child's answer to it; another number with
-    no task is the child's ring: so many answers are in the memory that both share (`answer_memory`).
+    """A message between a worker and a child: about a task, the setup of the child, or its ring.
+
+    A message without a task is a setup if its number is 0, or the child's answer to the setup. With another number it
+    is a ring, with which the child tells how many answers it has put into the shared memory (`answer_memory`).
     """
 
     number: int
-    """Tells which handing-out of a task to a child this is about. No two have the same number."""
+    """With a task: the number of its handing-out to the child; no two handings-out have the same. Without a task: 0, or
+    in a ring the number of answers in the shared memory."""
     task: str
-    """The id of the task."""
+    """The id of the task. Empty in a setup, and in a ring."""
     body: bytes | None
     """The content; None if it was lost, because the receiver has no descriptor free."""
 

@@ -543,7 +543,7 @@ class ResultKeeper(BackgroundThread):
         self._requests.put((action, answer))
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Remove everything, after what was asked for so far. Wait for that, at most so long."""
+        """Do what was asked for so far, then remove all files of results. Wait up to `wait_s` seconds for both."""
         self._requests.put(None)
         if self.ident is not None:
             self.join(wait_s)

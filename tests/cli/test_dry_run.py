@@ -86,6 +86,31 @@ def test_of_a_group_and_at_an_address(fsqueue_cli: Run, tmp_path: Path, place_of
     assert group.status().status.waiting == 2
 
 
+@pytest.mark.parametrize("away", ["missing", "no queue", "upstream"])
+def test_a_queue_that_is_not_there_is_named(fsqueue_cli: Run, queue: Queue, tmp_path: Path, away: str) -> None:
+    """As `run` names it, which ends with the same code when all else is drained."""
+    queue.insert(1)
+    lost = tmp_path / "lost"
+    if away == "no queue":
+        lost.mkdir()
+    more = ("--upstream", lost) if away == "upstream" else (lost,)
+    shown = fsqueue_cli("run", queue.path, *more, "--dry-run", "--", "true", code=5)
+    assert shown.stdout == "true <<<1\n"
+    ran = fsqueue_cli("run", queue.path, *more, "--", "true", code=5)
+    [named] = shown.stderr.splitlines()
+    assert named.removesuffix(": its tasks are not shown") in ran.stderr
+    assert str(lost) in named
+
+
+def test_a_payload_that_does_not_suit_counts_before_a_queue_that_is_not_there(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    queue.insert("x")
+    said = fsqueue_cli("run", tmp_path / "lost", queue.path, "--dry-run", "--", "echo", "{:d}", code=1).stderr
+    assert "would fail: " in said
+    assert f"{tmp_path}/lost is not there" in said
+
+
 def test_nothing_waits(fsqueue_cli: Run, queue: Queue) -> None:
     assert "no task is waiting" in fsqueue_cli("run", queue.path, "--dry-run", "--", "true").stderr
 

@@ -28,8 +28,8 @@ MNT_FORCE, MNT_DETACH = 1, 2
 
 @pytest.fixture
 def silence() -> Iterator[Callable[[Path], None]]:
-    """Yield what mounts a FUSE filesystem whose daemon never answers: as on NFS, whoever looks into it waits, and only
-    dies of a signal.
+    """Yield what mounts a FUSE filesystem whose daemon never answers: as on NFS, a process that looks into it waits,
+    and only a signal ends it.
     """
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("mounting takes root and /dev/fuse")

@@ -23,16 +23,6 @@ from tests.concurrency.trapped import trapped
 from tests.support import QueueFactory, base_of, crashes, drain, failing, files_below, insert_in_file, task_file_names
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, clock=clock)
-
-
 def payloads(q: Queue) -> list[Any]:
     return sorted((info.payload for info in q.tasks()), key=repr)
 

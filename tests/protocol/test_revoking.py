@@ -17,16 +17,6 @@ from tests.support import QueueFactory, crashes, drain, hand_on, leftovers
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, clock=clock)
-
-
 def of_run(queue: Queue, run_id: str | None, clock: ManualClock) -> Queue:
     """A queue that leases as the loop of a worker's run does."""
     found = Queue(queue.path, clock=clock)

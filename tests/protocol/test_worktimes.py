@@ -20,16 +20,6 @@ from tests.support import QueueFactory, log_files
 from tests.worker import tasks
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, clock=clock)
-
-
 def endings(q: Queue) -> list[Movement]:
     """The last movement of each completed task, in the order in which they ended."""
     return sorted((q.history(task.id)[-1] for task in q.tasks("completed")), key=lambda move: move.at)

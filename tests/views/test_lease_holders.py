@@ -48,16 +48,6 @@ nonsense
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, clock=clock)
-
-
-@pytest.fixture
 def other(queue: Queue) -> Iterator[subprocess.Popen[str]]:
     """Another process of this host that has leased two tasks."""
     queue.insert_many(range(4), batch_tasks=1)
