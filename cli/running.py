@@ -356,12 +356,6 @@ def run(
         for name in filter(None, (options["then"], options["then_to"])):
             if isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
                 named(_group_of(source), name)
-    if dry_run:
-        from .dry_run import DryRun
-
-        waiting = sum(_status_of(source).waiting for source in opened)
-        DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"], away)
-        return
     for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
@@ -389,6 +383,12 @@ def run(
         away=away,
         **options,
     )
+    if dry_run:  # a worker that would be refused has been by now
+        from .dry_run import DryRun
+
+        waiting = sum(_status_of(source).waiting for source in opened)
+        DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"], away)
+        return
     try:
         if shown is not None:
             shown.start(made)

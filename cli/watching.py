@@ -83,9 +83,15 @@ def name_of(path: str) -> str:
 class Watched:
     """One queue that is looked at."""
 
-    def __init__(self, path: str, fast: bool = False, window_s: float | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        fast: bool = False,
+        window_s: float | None = None,
+        opens: Callable[[], AnyQueue] | None = None,
+    ) -> None:
         self.path = path
-        self.queue = one_queue(path)
+        self.queue = one_queue(path) if opens is None else opens()
         self.name = name_of(path) if type(self.queue) is fsqueue.Queue else self.queue.name  # type: ignore[union-attr]
         self.place = place_of(self.queue)
         self.fast, self.window_s = fast, window_s
@@ -143,26 +149,32 @@ class WatchedPlace:
         again.
         """
         self.errors.clear()
+        opens: dict[str, Callable[[], AnyQueue]] = {}
         try:
             group = group_named(self.given, {"--match": self.match})
             self.is_group = group is not None
-            queues = () if group is None else group.queues(self.match, tasks_min=0)
-            paths = queues_at(self.given) if group is None else [path_of(queue) for queue in queues]
+            if isinstance(group, fsqueue.Group):  # not by path, where '..' and 'a//b' are no names
+                opens = {path_of(one): partial(group.__getitem__, one.name) for one in group.queues(self.match, 0)}
+                paths = list(opens)
+            elif group is not None:
+                paths = [path_of(one) for one in group.queues(self.match, tasks_min=0)]
+            else:
+                paths = queues_at(self.given)
         except fsqueue.FsqueueError as error:
             if not isinstance(error, fsqueue.StorageError) or not self.watched:
                 return [self._failed(self.path, error, alone)]
             paths = list(self.watched)
-        looks = [self._look(path, alone and len(paths) == 1) for path in paths]
+        looks = [self._look(path, opens.get(path), alone and len(paths) == 1) for path in paths]
         return [look for look in looks if look is not None and not self._is_hidden(look)]
 
     def _is_hidden(self, look: Look) -> bool:
         """Return whether a look is one at a queue of a group without a task, which was not named itself."""
         return self.is_group and look.error is None and not look.status.inserted
 
-    def _look(self, path: str, alone: bool) -> Look | None:
+    def _look(self, path: str, opens: Callable[[], AnyQueue] | None, alone: bool) -> Look | None:
         one = None
         try:
-            one = self.watched.get(path) or Watched(path, self.fast, self.window_s)
+            one = self.watched.get(path) or Watched(path, self.fast, self.window_s, opens)
             self.watched[path] = one
             one.last = one.look()
             return one.last

@@ -507,8 +507,8 @@ class Group(GroupQueues):
     def queue_at(cls, path: str | os.PathLike[str], worker: str | None = None) -> Queue:
         """Return the queue that a path means: the queue of that directory, or with GROUP/NAME the queue of a group.
 
-        NAME is the queue's name, as it was given to `group[NAME]`. A queue of a group need not be there yet. Errors as
-        of `Queue`.
+        NAME is the queue's name, as it was given to `group[NAME]`: a path's `//`, `.` and `..` count as in any path,
+        unless NAME is a URL. A queue of a group need not be there yet. Errors as of `Queue`.
         """
         where = queue_path(path)
         try:
@@ -523,7 +523,7 @@ class Group(GroupQueues):
                 for holder in (where, parent_of(where)):
                     group_directory.refuse_lost(holder)
                 raise
-        return GroupQueue(cls(found[0], worker=worker), found[1])
+        return GroupQueue(cls(found[0], worker=worker), _name_as_typed(os.fspath(path), *found))
 
     @classmethod
     def holding(cls, path: str | os.PathLike[str]) -> str | None:
@@ -550,6 +550,19 @@ class Group(GroupQueues):
             return cls(where, worker=worker) if is_there else None
         except OSError as error:
             raise from_os_error(error, f"looking for a group at {where}") from error
+
+
+def _name_as_typed(path: str, group: str, name: str) -> str:
+    """Return the name of a queue in a user's path. A URL stays as typed: as a path, it would lose one of its slashes.
+
+    `group`, `name`: what the path means without its dots and doubled slashes.
+    """
+    text = path.removeprefix("fq://")
+    if "://" not in text:
+        return name
+    ends = (at for at, char in enumerate(text) if char == "/" and at and queue_path(text[:at]) == group)
+    at = next(ends, None)
+    return name if at is None else text[at:].lstrip("/")
 
 
 def asked(given: dict[str, Any]) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ UNTOLD_BYTES_MAX = 64 << 20
 """Maximum number of bytes of tasks to insert with such outcomes. Beyond it, a worker takes nothing more."""
 
 
+_STATUS = re.compile(r"[0-9]{1,3}")
+
+
 @dataclass(frozen=True, slots=True)
 class Moves:
     """Which tasks go to another queue of their group when an attempt at them fails, and to which."""
@@ -53,7 +57,7 @@ class Moves:
             name, _, status = str(cause).partition("=")
             if cause in ("oom", "timeout"):
                 continue
-            if name != "exit" or not status.isascii() or not status.isdecimal() or not 1 <= int(status) <= 255:
+            if name != "exit" or _STATUS.fullmatch(status) is None or not 1 <= int(status) <= 255:
                 raise InvalidArgument(f"on (--on) takes {_CAUSES}, not {cause!r}.")
             exits.add(int(status))
         return cls(queue, "oom" in causes, "timeout" in causes, frozenset(exits))

@@ -102,6 +102,19 @@ def test_a_queue_that_is_not_there_is_named(fsqueue_cli: Run, queue: Queue, tmp_
     assert str(lost) in named
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--then-to", "big", "--on", "foo"), ("--then-to", "big", "--on", "oom"), ("--tag", "--output", "ungrouped")],
+    ids=" ".join,
+)
+def test_what_run_refuses_is_refused(fsqueue_cli: Run, queue: Queue, options: tuple[str, ...]) -> None:
+    """`--then-to`: the queue is in no group."""
+    queue.insert(1)
+    shown = fsqueue_cli("run", queue.path, *options, "--dry-run", "--", "true", code=2)
+    assert shown.stdout == ""
+    assert shown.stderr == fsqueue_cli("run", queue.path, *options, "--", "true", code=2).stderr
+
+
 def test_a_payload_that_does_not_suit_counts_before_a_queue_that_is_not_there(
     fsqueue_cli: Run, queue: Queue, tmp_path: Path
 ) -> None:

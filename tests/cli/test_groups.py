@@ -146,6 +146,16 @@ def test_status_of_a_group_hides_what_had_no_task(fsqueue_cli: Run, group: Group
     fsqueue_cli("status", group.path / "b#parse", "--match", "x", code=2)
 
 
+def test_status_of_a_group_counts_queues_whose_names_are_no_paths(fsqueue_cli: Run, group: Group) -> None:
+    names = ["..", ".", "a//b", "/etc", "t/", "x/../y", "http://a.org/b"]
+    for name in names:
+        group[name].insert(1)
+    lines = map(json.loads, fsqueue_cli("status", group.path, "--json").stdout.splitlines())
+    assert {line["queue"]: line["waiting"] for line in lines} == {f"{group.path}/{name}": 1 for name in names}
+    assert fsqueue_cli("insert", f"{group.path}/http://a.org/b", "--lines", input="1\n").stdout == "1\n"
+    assert group["http://a.org/b"].status().waiting == 2
+
+
 def test_a_pattern_takes_a_queue_with_a_line_break_in_its_name(fsqueue_cli: Run, group: Group) -> None:
     group["two\nlines"].insert({"page": 1})
     fsqueue_cli("wait", group.path, "--match", ".*", "--timeout", 0, code=124)

@@ -72,6 +72,19 @@ def test_a_path_means_a_queue_by_its_name(group: Group) -> None:
     assert Group.queue_at(group.path / "x" / ".." / "a/b") == group["a/b"]
 
 
+def test_a_url_in_a_path_is_a_name(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a path, `http://a.org/` would lose two slashes, and another queue be meant."""
+    name = "http://a.org/../b//c/"
+    group[name].insert(3)
+    monkeypatch.chdir(group.path)
+    for path in (f"{group.path}/{name}", f"fq://{group.path}/{name}", f"../g/{name}", f"./{name}", f"../g//{name}"):
+        assert Group.queue_at(path) == group[name]
+        assert Group.holding(path) == str(group.path)
+    assert Group.queue_at(f"{group.path}//a//b") == group["a/b"]
+    with pytest.raises(QueueNotFound):
+        Group.queue_at(group.path.parent / "x" / name)
+
+
 def test_the_name_of_a_directory_as_a_shell_completes_it_is_explained(group: Group) -> None:
     with pytest.raises(InvalidArgument, match=r"Give the queue's name: .*/google\.com#fetch"):
         Group.queue_at(group.path / "google.com%23fetch")
