@@ -59,6 +59,7 @@ class DryRun:
 
     def _show(self, path: str, task: TaskInfo) -> None:
         words = placeholders.fill(self._command, task.payload, task.id)
+        placeholders.check_filled(words)
         argv = [word.decode(errors="backslashreplace") for word in words]
         info = task.as_dict()
         payload: dict[str, Any] = {name: info[name] for name in ("payload", "b64") if name in info}

@@ -83,7 +83,8 @@ def results(
         first = [*islice(rows, 1)]
         if not first and targets.named and not (as_json or dead or found.missing):
             more = " that meets the conditions" if conditions else ""
-            hint(f"{targets.described} has no finished task on record{more}")
+            have = "has" if len(targets.named) == 1 else "have"
+            hint(f"{targets.described} {have} no finished task on record{more}")
         rows = chain(first, rows)
         if as_json or not is_screen(sys.stdout):
             for target, result in rows:

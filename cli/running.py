@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -354,8 +354,8 @@ def run(
     away += late
     for source in opened:
         for name in filter(None, (options["then"], options["then_to"])):
-            if isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
-                named(_group_of(source), name)
+            if (group := getattr(source, "group", None)) is not None:  # a queue alone has none, and is refused later
+                named(group, name)
     for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
@@ -668,10 +668,6 @@ def _not_there(sources: Sequence[Source], upstream: Sequence[Stage]) -> Iterator
         with suppress(fsqueue.FsqueueError):
             if (text := not_there(stage, f"--upstream {getattr(stage, 'name', '')}")) is not None:
                 yield text
-
-
-def _group_of(source: fsqueue.GroupQueue | fsqueue.GroupQueues) -> fsqueue.Group:
-    return cast(fsqueue.Group, source.group)
 
 
 def missing_program(command: list[str]) -> bool:

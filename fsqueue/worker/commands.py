@@ -40,10 +40,6 @@ from fsqueue.worker.supervision import NoForkServer
 
 T = TypeVar("T")
 
-_ON_STDIN = (
-    "leave it out of the arguments, and the command has it on standard input (with --stdin, stdin=True, if another "
-    "placeholder is left)"
-)
 
 ENVIRONMENT_BYTES_MAX = 100_000
 """A larger payload stays out of the environment: Linux takes 128 KiB a variable."""
@@ -422,9 +418,9 @@ class Commands(ProcessExecutor):
         if isinstance(error, placeholders.Unfilled):
             why = str(error)
         elif isinstance(error, ValueError):
-            why = f"the payload cannot be an argument ({error}): {_ON_STDIN}"
+            why = placeholders.no_argument(str(error))
         elif error.errno == errno.E2BIG:
-            why = f"the payload is too large for a command line: {_ON_STDIN}"
+            why = placeholders.TOO_LARGE
         elif not self._is_fixed and error.errno in _NO_COMMAND:
             # Named as the user typed it: the program's own name is of the payload, which may not be kept.
             name, typed = os.fsdecode(error.filename or b""), self._argv[0]

@@ -74,6 +74,21 @@ FIELDS_SHOWN_MAX = 20
 """Maximum number of fields of a payload that an error about a missing field names."""
 
 
+ARGUMENT_BYTES_MAX = 131_071
+"""Maximum number of bytes of an argument: Linux takes 32 pages (MAX_ARG_STRLEN, execve(2)), a NUL at its end included.
+"""
+_ON_STDIN = (
+    "leave it out of the arguments, and the command has it on standard input (with --stdin, stdin=True, if another "
+    "placeholder is left)"
+)
+TOO_LARGE = f"the payload is too large for a command line: {_ON_STDIN}"
+
+
+def no_argument(why: str) -> str:
+    """Return the reason of a failure: the payload cannot be an argument."""
+    return f"the payload cannot be an argument ({why}): {_ON_STDIN}"
+
+
 class Unfilled(ValueError):
     """Say why a payload cannot take the place of a placeholder, and what would help.
 
@@ -113,6 +128,17 @@ class Placeholder:
     def is_number(self) -> bool:
         """Return whether it stands for nothing but numbers: any other payload fails its task."""
         return self.spec.endswith(tuple(_NUMBERS))
+
+
+def check_filled(words: Sequence[bytes]) -> None:
+    """Raise Unfilled if no process can be started with one of these arguments, whose placeholders are filled.
+
+    All together may still be too many for the kernel: that depends on the environment of the command.
+    """
+    if any(b"\0" in word for word in words):
+        raise Unfilled(no_argument("embedded null byte"))
+    if any(len(word) > ARGUMENT_BYTES_MAX for word in words):
+        raise Unfilled(TOO_LARGE)
 
 
 def fill(argv: Sequence[str], payload: Any, task_id: str) -> list[bytes]:

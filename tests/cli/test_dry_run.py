@@ -70,6 +70,18 @@ def test_a_payload_that_does_not_suit_is_named(fsqueue_cli: Run, queue: Queue) -
     assert queue.status().waiting == 3
 
 
+@pytest.mark.parametrize(
+    ("payload", "code"), [("a\0b", 1), (131_072 * "x", 1), (131_071 * "x", 0)], ids=["NUL", "large", "not large"]
+)
+def test_a_payload_that_can_be_no_argument_is_named(fsqueue_cli: Run, queue: Queue, payload: str, code: int) -> None:
+    queue.insert(payload)
+    shown = fsqueue_cli("run", queue.path, "--dry-run", "--", "true", "{}", code=code)
+    fsqueue_cli("run", queue.path, "--max-attempts", "1", "--", "true", "{}", code=9 if code else 0)
+    reasons = [letter.reason for letter in queue.dead()]
+    assert [reason in shown.stderr for reason in reasons] == [True] * code
+    assert len(shown.stdout.splitlines()) == 1 - code
+
+
 def test_functions_are_named_with_the_payload(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert({"x": 4})
     assert fsqueue_cli("run", queue.path, "--dry-run", "--call", "math:sqrt").stdout == 'math:sqrt {"x":4}\n'

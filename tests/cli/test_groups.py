@@ -12,6 +12,7 @@ import pytest
 
 from fsqueue import Group, GroupQueue, Queue, Status
 from tests.cli.conftest import Run, Spawn
+from tests.gateways import gateways
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
@@ -314,6 +315,17 @@ def test_a_path_into_the_group_is_no_name_of_a_queue(
     monkeypatch.chdir(group.path)
     assert "in the group: b" in fsqueue_cli("update", ".", "--insert", "./b=1", code=2).stderr
     assert [queue.name for queue in group.queues(tasks_min=0)] == ["fetch"]
+
+
+def test_an_address_is_no_name_of_a_queue(fsqueue_cli: Run, group: Group, tmp_path: Path) -> None:
+    """The tasks would be in a queue of that name, and no worker would ask for them."""
+    group["fetch"].insert(1)
+    with gateways(tmp_path) as serve:
+        url = f"{serve(group.path)}/"
+        for options in (("--then", f"{url}next"), ("--then-to", f"{url}next", "--on", "oom")):
+            said = fsqueue_cli("run", f"{url}fetch", *options, "--", "echo", "1", code=2).stderr
+            assert f"'{url}next' is an address. Nothing was done." in said
+            assert "as it is called in the group: next" in said
 
 
 def test_a_path_into_another_group_is_no_name_of_a_queue(
