@@ -37,7 +37,7 @@ from .common import (
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
 from .printing import complain, print_done, print_json, say
-from .targets import Targets, is_address, one_queue, unknown_in, why_lost
+from .targets import Targets, is_address, one_queue, state_of, unknown_in, why_lost
 
 if TYPE_CHECKING:
     from .targets import AnyQueue
@@ -57,7 +57,8 @@ tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, require
         """fsqueue lease Q                        # {"token": ..., "id": ..., "payload": ...}
 token=$(fsqueue lease Q --tokens) && work && fsqueue complete Q "$token"
 fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl
-fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urgent"""
+fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urgent
+fsqueue lease Q --id 0193f0c2a4b97c31a2d5e8f001234567.12    # this task, to see why it fails"""
     )
 )
 @queue_argument
@@ -71,28 +72,38 @@ fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urge
               help="Only tasks with this priority or a smaller one: 5 is a number, '\"5\"' a text.")  # fmt: skip
 @click.option("--order", type=click.Choice(ORDERS), default="priority",
               help="The most urgent tasks first, or random ones [priority].")  # fmt: skip
+@click.option("--id", "ids", metavar="TASK", multiple=True,
+              help="Lease this task, whatever comes before it; '-' reads ids from standard input. "
+              "Repeatable.")  # fmt: skip
 @worker_option
 @click.option("--tokens/--json", "tokens_only", help="Print tokens only / JSON, an object a line (default).")
 def lease(
     queue: str, n: int, lease_s: float | None, wait_s: float, up_to: str | int | None,
-    order: Literal["priority", "random"], worker: str | None, tokens_only: bool,
+    order: Literal["priority", "random"], ids: tuple[str, ...], worker: str | None, tokens_only: bool,
 ) -> None:  # fmt: skip
     """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing to do, no task is available.
 
     The most urgent tasks come first, then those without a priority, about in the order of insertion.
     Give the tokens to complete, renew, release, fail or bury. If a line cannot be written, its task is put back.
+
+    With --id, the named tasks are leased as far as they are available: not one that another worker holds, that waits
+    for its time, or that has ended. The command says of each that was not leased why. Exit code 3: none was leased; 13:
+    none was, and there is no such task.
     """
+    if ids:
+        _refuse_beside_ids()
     if "stdout" in process.closed:
         raise click.ClickException(
             "Standard output is closed, so no program could read the tokens. Nothing was leased."
         )
+    chosen = list(dict.fromkeys(words(ids)))
     with one_queue(queue, worker) as q, noted_signals() as noted:
         if isinstance(q, fsqueue.GroupQueue):
             q.lease_for_others()  # it may not be there yet
         elif isinstance(q, fsqueue.Queue):
             q.store.lease_for_others()
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
-        while True:
+        while not ids:
             left_s = max(0.0, deadline - time.monotonic())
             strict = order == "priority" and q.has_priorities  # who leases once would know of two shards only
             wait_step_s = min(left_s, step_s)
@@ -100,10 +111,14 @@ def lease(
             if tasks or noted or left_s <= step_s:
                 break
             step_s = min(step_s * 1.5, WAIT_STEP_S[1])
+        if ids:
+            tasks = q.lease_by_id(chosen, lease_s=lease_s)
         if noted:
             _put_back(q, tasks)
             raise click.exceptions.Exit(128 + noted[0])
-        if not tasks:
+        if ids:
+            _say_left_out(q, chosen, tasks)
+        elif not tasks:
             pause = q.paused
             complain("nothing is available" if pause is None else f"{q.path} is paused {pause}")
             raise click.exceptions.Exit(NOTHING_EXIT)
@@ -116,6 +131,38 @@ def lease(
             except OSError:
                 _put_back(q, tasks[position:])
                 raise
+
+
+def _refuse_beside_ids() -> None:
+    """Raise UsageError for options of `lease` that choose tasks, or wait for one, where tasks are named."""
+    ctx = click.get_current_context()
+    for name, option in (("n", "--limit"), ("wait_s", "--wait"), ("up_to", "--up-to"), ("order", "--order")):
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--id names the tasks, and {option} chooses others. Leave one out.")
+
+
+def _say_left_out(q: AnyQueue, ids: list[str], tasks: list[fsqueue.LeasedTask]) -> None:
+    """Say why named tasks were not leased. Exit with NOTHING_EXIT if none was, or UNKNOWN_EXIT if some are unknown."""
+    left_out = [one for one in ids if one not in {task.id for task in tasks}]
+    states = {one: state_of(q, one) for one in left_out}
+    pause = q.paused
+    unknown = [one for one in left_out if states[one] is None]
+    say_unknown(unknown)
+    for one in left_out:
+        if states[one] is not None:
+            why = _NOT_LEASED.get(states[one] or "", "it has ended") if pause is None else f"{q.path} is paused {pause}"
+            complain(f"{one} ({states[one]}) is not leased: {why}")
+    if not tasks:
+        raise click.exceptions.Exit(UNKNOWN_EXIT if unknown else NOTHING_EXIT)
+
+
+_NOT_LEASED = {
+    "waiting": "another process had its batch locked, or it must be leased alone. Try again, with this --id alone",
+    "delayed": "it waits for its time. 'fsqueue show' tells it",
+    "leased": "a worker holds it. 'fsqueue workers' tells which",
+    "dead": "it was given up. To try it again: fsqueue dead retry",
+}
+"""Why a named task is not leased, by its state."""
 
 
 @contextmanager

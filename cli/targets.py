@@ -170,10 +170,11 @@ def unknown_in(q: AnyQueue, ids: Iterable[str]) -> list[str]:
         from fsqueue.views import outcomes
 
         return outcomes.unknown(q.store, wanted)
-    return [one for one in wanted if _state_of(q, one) is None]
+    return [one for one in wanted if state_of(q, one) is None]
 
 
-def _state_of(q: AnyQueue, task_id: str) -> str | None:
+def state_of(q: AnyQueue, task_id: str) -> str | None:
+    """Return the state of a task; None if neither the queue nor its history knows it."""
     try:
         return q.task(task_id).state
     except fsqueue.TaskNotFound:
@@ -193,7 +194,7 @@ def _loss_at_gateway(q: fsqueue.RemoteQueue, token: str) -> Loss | None:
     from fsqueue.views import outcomes
 
     task_id, _, lease = token.partition("@")
-    state = _state_of(q, task_id)
+    state = state_of(q, task_id)
     if state is None:
         return None
     movements: list[fsqueue.Movement] = []

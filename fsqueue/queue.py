@@ -68,6 +68,7 @@ from fsqueue.views import inspection
 if TYPE_CHECKING:
     from fsqueue import administration, asyncpoll
     from fsqueue.asyncpoll import AsyncPoll
+    from fsqueue.protocol import leasing_by_id
     from fsqueue.views import (
         activity,
         attaching,
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from fsqueue.views.usage import Usage
 else:
     administration, asyncpoll = Late("fsqueue.administration"), Late("fsqueue.asyncpoll")
+    leasing_by_id = Late("fsqueue.protocol.leasing_by_id")
     activity, attaching = Late("fsqueue.views.activity"), Late("fsqueue.views.attaching")
     lease_holders, priorities = Late("fsqueue.views.lease_holders"), Late("fsqueue.views.priorities")
     task_results, stuck_locks = Late("fsqueue.views.task_results"), Late("fsqueue.views.stuck_locks")
@@ -445,6 +447,29 @@ class Queue(Maintenance):
         finally:
             leaser.shares = None
 
+    @verb("leasing")
+    def lease_by_id(
+        self,
+        ids: str | Iterable[str],
+        *,
+        lease_s: float | None = None,
+        holder: Mapping[str, Any] | None = None,
+    ) -> list[LeasedTask]:
+        """Lease the tasks with these ids for `lease_s` seconds (default: the queue's), as far as they are available.
+
+        Tasks are left out that are not due yet, that a worker holds, that have ended, and those that the queue does not
+        have: `task(id).state` tells. So are all of them while the queue is `paused`, and those of a batch that another
+        process keeps locked for 2 s. A task that was leased together with others when its worker died is leased only if
+        it is the only one that is named. Priorities do not matter. `holder`: see `lease`.
+        """
+        named = _in_batches(ids)
+        lease_ms = None if lease_s is None else self._lease_ms(lease_s)
+        worker = None if holder is None else holder_of(holder)
+        leaser = leasing_by_id.NamedLeaser(self, self.store)
+        leaser.holder = worker
+        put_back_dropped(self)
+        return leaser.lease_named(named, lease_ms)
+
     def poll(
         self,
         *,
@@ -639,10 +664,7 @@ class Queue(Maintenance):
     @verb("cancelling")
     def cancel(self, ids: str | Iterable[str]) -> int:
         """Cancel tasks that no worker holds, by id. Return how many. Leased and finished tasks are left alone."""
-        grouped: dict[names.Batch, list[int]] = {}
-        for task_id in task_ids(ids):
-            batch_id, index = names.parse_task_id(task_id)
-            grouped.setdefault(batch_id, []).append(index)
+        grouped = _in_batches(ids)
         self.store.verify()
         cancelled = 0
         try:
@@ -801,3 +823,12 @@ class Queue(Maintenance):
         """Return what happened to a task, oldest first; TaskNotFound if nothing is known of it."""
         names.parse_task_id(id)  # before the store is asked for
         return task_history.movements_of(self.store, id)
+
+
+def _in_batches(ids: object) -> dict[names.Batch, list[int]]:
+    """Return which tasks of which batches ids mean. InvalidArgument."""
+    found: dict[names.Batch, list[int]] = {}
+    for task_id in sorted(task_ids(ids)):
+        batch, index = names.parse_task_id(task_id)
+        found.setdefault(batch, []).append(index)
+    return found

@@ -281,6 +281,28 @@ class RemoteQueue(RemoteBase):
         found: list[dict[str, Any]] = answer["tasks"]
         return found
 
+    def lease_by_id(
+        self, ids: str | Iterable[str], *, lease_s: float | None = None, holder: Mapping[str, Any] | None = None
+    ) -> list[LeasedTask]:
+        """Lease the tasks with these ids: see `Queue.lease_by_id`.
+
+        More than one request can hold take several. If one of them fails, what is leased already is returned: its
+        leases run.
+        """
+        wanted = sorted(_sound(ids))
+        check_lease(lease_s, holder=holder)
+        given = {"lease_s": lease_s, "holder": holder_of(self._holder if holder is None else holder)}
+        found: list[dict[str, Any]] = []
+        for _, part in in_parts([encoded(one) for one in wanted]):
+            body = json_object(given, ids=part)
+            try:
+                found += self._wire.call("lease_by_id", body=body, queue=self.name, advice=RUNS_OUT)
+            except FsqueueError:
+                if not found:
+                    raise
+                break
+        return [leased_task(self, one) for one in found]  # type: ignore[arg-type]
+
     @in_one_process
     def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
         """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""

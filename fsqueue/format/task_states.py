@@ -477,6 +477,14 @@ class States:
         chosen, spent, _, alone = self._sift(shuffled(free), at, most, margin, attempts_max, solo)
         return chosen, spent, alone
 
+    def choose_among(
+        self, indices: Iterable[int], at: int, most: int, margin: int, attempts_max: int | None, solo: bool
+    ) -> Choice:
+        """Choose as `choose` does, but only among some tasks, in their order. Indices that no task has are left out."""
+        known = (index for index in indices if index < self.count)
+        chosen, spent, _, alone = self._sift(known, at, most, margin, attempts_max, solo)
+        return chosen, spent, alone
+
     def _sift(
         self, tasks: Iterable[int], at: int, most: int, margin: int, attempts_max: int | None, solo: bool
     ) -> tuple[list[int], list[int], list[int], bool]:

@@ -80,6 +80,11 @@ def complete(queue: fsqueue.Queue, given: Given) -> Any:
     return {"completed": len(tasks)}
 
 
+def _lease_by_id(queue: fsqueue.Queue, given: Given) -> Any:
+    tasks = queue.lease_by_id(given["ids"], lease_s=given["lease_s"], holder=given["holder"])
+    return {"tasks": [answers.leased(task) for task in tasks]}
+
+
 def _renew(queue: fsqueue.Queue, given: Given) -> Any:
     tasks = [queue.attach(token, verify=False) for token in given["tokens"]]
     queue.renew(tasks, given["lease_s"])
@@ -116,6 +121,7 @@ _ACTS: Mapping[str, Act] = {
     "committed": _committed,
     "complete": complete,
     "fail": _fail,
+    "lease_by_id": _lease_by_id,
     "is_drained": lambda queue, given: drained(queue),
     "queue": _facts,
     "release": _release,

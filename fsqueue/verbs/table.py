@@ -155,6 +155,9 @@ OF_QUEUES: Sequence[Verb] = (
          Field("depends", "objects", "Tasks of the group that must be as they were seen while the new leases hold; "
                "otherwise 409, and nothing is leased.", default=(), of=HELD_OR_SEEN)), command="lease"),
     Verb("lease_for", "Lease tasks for several workers at once.", "once"),
+    Verb("lease_by_id", "Lease the tasks with these ids, as far as they are available.", "once",
+         _post(f"{QUEUE}/lease-by-id", Field("ids", "texts", "Ids of tasks.", needed=True, least=1), LEASE_S, HOLDER,
+               answer="tasks"), absent=list, command="lease"),
     Verb("poll", "Iterate over leased tasks.", "once", command="run"),
     Verb("poll_async", "Iterate over leased tasks in an event loop.", "once"),
     Verb("attach", "The task that a lease holds, by the token of the lease.", "reads", _post(f"{QUEUE}/attach", TOKEN),

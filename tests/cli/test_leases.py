@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fsqueue_cli import leases
 
-from fsqueue import Queue, Task
+from fsqueue import Queue, Status, Task
 from fsqueue.clock import ManualClock
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
@@ -67,6 +67,35 @@ def test_standard_input_that_is_no_text_is_refused(fsqueue_cli: Run, queue: Queu
 def test_nothing_available_exits_with_3(fsqueue_cli: Run, queue: Queue) -> None:
     result = fsqueue_cli("lease", queue.path, code=3)
     assert (result.stdout, result.stderr) == ("", "fsqueue: nothing is available\n")
+
+
+def test_a_task_is_leased_by_its_id_and_what_is_left_out_is_told(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    queue.insert_many(range(4))
+    of = {info.payload: info.id for info in queue.tasks()}
+    later = queue.insert("later", delay_s=1000).id
+    [task] = leased(fsqueue_cli, queue, "--id", of[2], "--lease", 300)
+    assert (task["id"], task["payload"]) == (of[2], 2)
+    done = fsqueue_cli("lease", place, "--id", "-", "--tokens", input=f"{of[0]}\n{of[2]}\n{later}\n{'0' * 32}.7\n")
+    [token] = done.stdout.split()
+    assert token.startswith(f"{of[0]}@")
+    assert f"{of[2]} (leased) is not leased: a worker holds it" in done.stderr
+    assert f"{later} (delayed) is not leased: it waits for its time" in done.stderr
+    assert f"{'0' * 32}.7: neither the queue nor its history has this task" in done.stderr
+    fsqueue_cli("bury", place, token, "--reason", "no")
+    assert "fsqueue dead retry" in fsqueue_cli("lease", place, "--id", of[0], code=3).stderr
+    fsqueue_cli("complete", place, task["token"])
+    assert "it has ended" in fsqueue_cli("lease", place, "--id", of[2], code=3).stderr
+    assert fsqueue_cli("lease", place, "--id", f"{'0' * 32}.7", code=13).stdout == ""
+    queue.pause("maintenance")
+    assert "is paused" in fsqueue_cli("lease", place, "--id", of[1], code=3).stderr
+    assert queue.status() == Status(waiting=2, delayed=1, completed=1, dead=1)
+
+
+@pytest.mark.parametrize("options", [("-n", 1), ("--wait", 0), ("--up-to", 5), ("--order", "priority")], ids=str)
+def test_who_names_tasks_chooses_no_others(fsqueue_cli: Run, queue: Queue, options: tuple[Any, ...]) -> None:
+    ref = queue.insert(1)
+    assert "Leave one out" in fsqueue_cli("lease", queue.path, "--id", ref.id, *options, code=2).stderr
+    assert queue.status().waiting == 1
 
 
 def test_it_waits_as_long_as_it_was_told(fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,8 +165,10 @@ def test_an_error_says_that_reading_has_changed_nothing(remote: RemoteQueue, loc
             read_()
         assert "unknown" not in str(broken.value)
         assert broken.value.is_exact
+    task = next(local.tasks("waiting")).id
     acts: list[tuple[Callable[[], object], str]] = [
         (hurried.lease, "its lease runs out, and counts as an attempt"),
+        (lambda: hurried.lease_by_id(task), "its lease runs out, and counts as an attempt"),
         (lambda: hurried.insert(1), "before you insert it again"),
         (lambda: hurried.insert(1, key="k"), "while it waits or is leased"),
         (lambda: hurried.insert_many([1]), "before you repeat the call"),
@@ -181,7 +183,7 @@ def test_an_error_says_that_reading_has_changed_nothing(remote: RemoteQueue, loc
         assert not doubtful.value.is_exact
         assert advice in doubtful.value.advice
         assert str(doubtful.value).endswith(doubtful.value.advice)
-    assert cutter.cuts == 10
+    assert cutter.cuts == 11
 
 
 def test_an_insert_with_a_key_makes_one_task_although_its_answer_is_lost(

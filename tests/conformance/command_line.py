@@ -131,6 +131,17 @@ class CommandLine:
         words += _option("--worker", None if holder is None else holder["name"])
         return [leased_task(self, one) for one in self._ask("lease", *words, sound=(0, 3))]  # type: ignore[arg-type]
 
+    def lease_by_id(
+        self, ids: Any, *, lease_s: float | None = None, holder: Mapping[str, Any] | None = None
+    ) -> list[fsqueue.LeasedTask]:
+        """Lease tasks by their ids. Of a holder a command takes the name."""
+        chosen = task_ids(ids)
+        if not chosen:
+            return []
+        words = [*(word for one in chosen for word in ("--id", one)), *_option("--lease", lease_s)]
+        words += _option("--worker", None if holder is None else holder["name"])
+        return [leased_task(self, one) for one in self._ask("lease", *words, sound=(0, 3, 13))]  # type: ignore[arg-type]
+
     def complete(self, tasks: Any, results: Mapping[str, Any] | None = None) -> None:
         self._end("complete", leased(tasks), results=results or {})
 

@@ -125,6 +125,7 @@ THE_HOST = lacks(
     taskstore="A client has a number, and no name.",
 )
 # What taskstore's protocol does not have. docs/taskstore.md says what it has in its place.
+BY_ID = lacks(taskstore="Its ids are other numbers, and a claim takes a random task.")
 A_KEY = lacks(taskstore="A task has no key, no priority, and no name that it is committed under.")
 A_RESULT = lacks(taskstore="A delete brings no result. What comes of a task is another task.")
 A_FAILURE = lacks(taskstore="An attempt fails if its claim runs out. A client does not see dead letters.")

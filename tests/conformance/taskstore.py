@@ -21,6 +21,7 @@ from fsqueue.format.names import Batch
 LACKING = {
     "commit": "parts of a commit are staged by programs that use the library",
     "lease_for": "a gateway's: it leases for several workers at once",
+    "lease_by_id": "its ids are other numbers, and a claim takes a random task",
     "poll": "a loop is a program's: it claims again and again",
     "poll_async": "a loop is a program's: it claims again and again",
     "attach": "an id is all that a client has of its claim, and any process with its number may use it",

@@ -78,6 +78,11 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
         of("lease", "holder"),
         (5, "foo", {}, {"host": 5}, {"host": ""}, {"host": "a", "pid": -1}, {"host": "\ud800"}),
     ),
+    "lease_by_id": (of("lease_by_id"), (*NO_IDS, "\ud800")),
+    "lease_by_id lease_s": (of("lease_by_id", "lease_s", ids=f"{'0' * 32}.0"), NO_LENGTH),
+    "lease_by_id holder": (
+        of("lease_by_id", "holder", ids=f"{'0' * 32}.0"), (5, "foo", {}, {"host": 5}, {"host": "a", "pid": -1})
+    ),
     "poll lease_s": (of("poll", "lease_s"), NO_LENGTH),
     "poll prefetch": (of("poll", "prefetch"), NO_COUNT),
     "poll until": (of("poll", "until"), ("foo", None, 5)),

@@ -20,7 +20,7 @@ from fsqueue import (
     Task,
     TaskNotFound,
 )
-from tests.conformance.kinds import A_FAILURE, A_LOOP, A_RESULT, AN_OBJECT, ANY_VALUE, THE_HOST, THE_REASON
+from tests.conformance.kinds import A_FAILURE, A_LOOP, A_RESULT, AN_OBJECT, ANY_VALUE, BY_ID, THE_HOST, THE_REASON
 
 pytestmark = pytest.mark.once
 
@@ -242,6 +242,46 @@ def test_what_is_put_back_comes_again_in_its_time_and_what_is_done_does_not(queu
     assert queue.status() == Status(waiting=1, delayed=1, completed=1)
     assert [task.payload for task in queue.lease(5)] == ["again"]
     assert [task.done for task in held.values()] == [True] * 3
+
+
+@BY_ID
+def test_tasks_are_leased_by_their_ids_as_far_as_they_are_available(queue: Any) -> None:
+    first, second, later = queue.insert(1), queue.insert(2), queue.insert(3, delay_s=1000)
+    [task] = queue.lease_by_id(second.id, lease_s=500)
+    assert (task.id, task.payload, task.attempt) == (second.id, 2, 1)
+    assert [task.id for task in queue.lease_by_id([first.id, second.id, later.id])] == [first.id]
+    assert queue.lease_by_id([]) == queue.lease_by_id(f"{'0' * 32}.0") == queue.lease_by_id(later.id) == []
+    assert queue.status() == Status(delayed=1, leased=2)
+    queue.complete([task])
+    assert queue.lease_by_id(second.id) == []
+    assert queue.status() == Status(delayed=1, leased=1, completed=1)
+
+
+@BY_ID
+def test_hundreds_of_tasks_are_leased_by_their_ids(queue: Any) -> None:
+    queue.insert_many(range(300))
+    wanted = sorted(task.id for task in queue.tasks() if task.payload % 2)
+    got = queue.lease_by_id(wanted)
+    assert sorted(task.id for task in got) == wanted
+    assert all(task.payload % 2 for task in got)
+    assert queue.status() == Status(waiting=150, leased=150)
+
+
+@BY_ID
+def test_in_a_paused_queue_no_task_is_leased_by_its_id(queue: Any) -> None:
+    ref = queue.insert(1)
+    queue.pause()
+    assert queue.lease_by_id(ref.id) == []
+    queue.resume()
+    assert [task.id for task in queue.lease_by_id(ref.id)] == [ref.id]
+
+
+@BY_ID
+@THE_HOST
+def test_the_holder_of_a_lease_by_id_is_whom_the_caller_names(queue: Any) -> None:
+    ref = queue.insert(1)
+    queue.lease_by_id(ref.id, holder={"host": "node7", "name": "w1"})
+    assert queue.history(ref.id)[-1].worker == {"host": "node7", "name": "w1"}
 
 
 def test_what_no_worker_holds_is_cancelled_once(queue: Any) -> None:
