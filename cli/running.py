@@ -356,7 +356,9 @@ def run(
         for name in filter(None, (options["then"], options["then_to"])):
             if (group := getattr(source, "group", None)) is not None:  # a queue alone has none, and is refused later
                 named(group, name)
-    for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
+    never = ["hint: --on timeout moves no task: without --task-timeout, no attempt times out"]
+    never *= "timeout" in options["on"] and options["task_timeout_s"] is None
+    for text in (*never, *_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)

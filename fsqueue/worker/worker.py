@@ -169,11 +169,6 @@ class Worker:
         moves = None if then_to is None else Moves.of(then_to, on)
         if moves is not None:
             self._check_group()
-            if moves.on_timeout and task_timeout_s is None:
-                raise InvalidArgument(
-                    "on (--on) has 'timeout', and without task_timeout_s (--task-timeout) no attempt times out. Give "
-                    "that, too, or leave 'timeout' out."
-                )
         if until not in ("drained", "forever"):
             raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
         if on_lease_lost not in ("kill", "finish"):

@@ -22,6 +22,7 @@ def test_a_task_moves_to_the_queue_that_is_named(
     group["small"].insert_many([1, 2, 3])
     place = place_of(group.path)
     done = fsqueue_cli("run", f"{place}/small", "--then-to", "big", "--on", "oom,exit=75", "--on", "timeout", *SCRIPT)
+    assert done.stderr.count("hint: --on timeout moves no task: without --task-timeout, no attempt times out") == 1
     assert "failed: exit status 75; the task moved to big" in done.stderr
     assert "2 completed, 1 moved" in done.stderr
     [info] = group["big"].tasks()

@@ -213,7 +213,6 @@ def test_a_task_is_in_one_of_the_queues_whenever_the_worker_dies(tmp_path: Path)
         ({"then_to": "big", "on": ["exit=0"]}, "from 1 to 255"),
         ({"then_to": "big", "on": ["exit=x"]}, "not 'exit=x'"),
         ({"then_to": "big", "on": ["exit=" + 5000 * "9"]}, "from 1 to 255"),
-        ({"then_to": "big", "on": ["oom", "timeout"]}, "no attempt times out"),
         ({"then_to": "", "on": ["oom"]}, "name"),
     ],
     ids=str,
