@@ -143,6 +143,8 @@ def _refuse_beside_ids() -> None:
 
 def _say_left_out(q: AnyQueue, ids: list[str], tasks: list[fsqueue.LeasedTask]) -> None:
     """Say why named tasks were not leased. Exit with NOTHING_EXIT if none was, or UNKNOWN_EXIT if some are unknown."""
+    if not ids:
+        complain("standard input names no task")
     left_out = [one for one in ids if one not in {task.id for task in tasks}]
     states = {one: state_of(q, one) for one in left_out}
     pause = q.paused

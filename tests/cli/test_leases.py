@@ -86,6 +86,7 @@ def test_a_task_is_leased_by_its_id_and_what_is_left_out_is_told(fsqueue_cli: Ru
     fsqueue_cli("complete", place, task["token"])
     assert "it has ended" in fsqueue_cli("lease", place, "--id", of[2], code=3).stderr
     assert fsqueue_cli("lease", place, "--id", f"{'0' * 32}.7", code=13).stdout == ""
+    assert fsqueue_cli("lease", place, "--id", "-", code=3).stderr == "fsqueue: standard input names no task\n"
     queue.pause("maintenance")
     assert "is paused" in fsqueue_cli("lease", place, "--id", of[1], code=3).stderr
     assert queue.status() == Status(waiting=2, delayed=1, completed=1, dead=1)
