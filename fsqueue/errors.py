@@ -17,6 +17,8 @@
     │       ├── TaskTooLarge     … because of its size                                                14
     │       └── InvalidResult    a result cannot be kept: its task is still leased                     2
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it      13
+    ├── TaskFailed               a task whose result is waited for was given up or cancelled           1
+    ├── ResultNotReady           it has not ended in time (also a TimeoutError)                        1
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; no worker has taken the task yet
     ├── UpdateConflict           what an update needs is not so; nothing of it has happened                 6
@@ -168,6 +170,21 @@ class TaskNotFound(FsqueueError):
     """No such task is in the queue, nor in what the history still keeps."""
 
     exit_code = 13
+
+
+class TaskFailed(FsqueueError):
+    """A task whose result was waited for has ended without one: it is a dead letter, or it was cancelled.
+
+    `task`: what is known of it, a `TaskInfo`. Its `state` is "dead" or "cancelled", its `error` why it was given up.
+    """
+
+    def __init__(self, message: str, task: Any = None) -> None:
+        super().__init__(message)
+        self.task = task
+
+
+class ResultNotReady(FsqueueError, TimeoutError):
+    """A task has not ended within the time to wait for its result. It goes on; wait again, or cancel it."""
 
 
 class LeaseLost(FsqueueError):

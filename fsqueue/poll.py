@@ -9,11 +9,11 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from fsqueue import forks
 from fsqueue.arguments import HasStore, one_of, whole
-from fsqueue.clock import duration_ms
+from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import (
     ForkedChild,
     ForkedInCall,
@@ -22,12 +22,15 @@ from fsqueue.errors import (
     LeaseLost,
     QueueNotFound,
     QueuePurged,
+    ResultNotReady,
     StorageError,
+    TaskFailed,
     from_os_error,
     said,
 )
 from fsqueue.filesystem import resources
-from fsqueue.format.models import Status
+from fsqueue.format.models import CANCELLED, DEAD, DELAYED, LEASED, WAITING, Status, TaskInfo, TaskRef
+from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol.leasing import Leaser
@@ -46,12 +49,16 @@ FIRST_FAILURES = 10
 """Number of failures in a row that ends a loop in which nothing has succeeded yet: a misspelt name in its body would
 otherwise bury the queue."""
 
+UNFINISHED = {WAITING, DELAYED, LEASED}
+"""States of tasks that have not ended."""
 WAIT_S = (0.05, 15.0)
 """Shortest and longest pause between two looks of `wait`, ..."""
 LATE = 0.1
 """... which grows with the time waited: the part of it that may pass before the end is noticed."""
 LOOK_SHARE = 0.2
 """At most this part of the time goes into looking, where that takes long."""
+RESULT_S = (0.01, 2.0)
+"""Shortest and longest pause between two looks at a task whose result is waited for; it grows as above."""
 LAST_LOOKS = 4
 """Maximum number of times that statuses are read at the end of the time to wait, while they show no task and there is
 one."""
@@ -190,6 +197,51 @@ def last_statuses(
         "The time to wait is over, and the queues are not drained. Others move the tasks so fast that no status shows "
         "them. Nothing was changed. Wait again."
     )
+
+
+class HasClock(Protocol):
+    """Has the clock and the randomness by which a wait goes."""
+
+    @property
+    def clock(self) -> Clock:
+        """Return the clock."""
+
+    @property
+    def entropy(self) -> Entropy:
+        """Return the randomness."""
+
+
+def result_of(
+    task: str | TaskRef, timeout_s: float | None, look: Callable[[str], TaskInfo], store_of: Callable[[], HasClock]
+) -> Any:
+    """Look at a task, by its id, until it has ended; return its result: see `Queue.result`.
+
+    `store_of`: returns the queue's store, once a look has found the task in the queue.
+    """
+    task_id = task.id if isinstance(task, TaskRef) else task
+    timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+    found, store = look(task_id), store_of()
+    clock, random = store.clock, store.entropy.random
+    begin = clock.monotonic()
+    while found.state in UNFINISHED:
+        waited = clock.monotonic() - begin
+        if waited >= timeout:
+            raise ResultNotReady(
+                f"The task {task_id} is {found.state} still, after {round(waited, 2):g} s. It goes on: wait for its "
+                "result again, or cancel it."
+            )
+        shortest, longest = RESULT_S
+        pause = min(max(shortest, waited * LATE), longest) * (0.75 + random() / 2)
+        open_logs.let_go()
+        clock.sleep(min(pause, timeout - waited))
+        found = look(task_id)
+    if found.state == CANCELLED:
+        raise TaskFailed(f"The task {task_id} was cancelled: it has no result.", found)
+    if found.state == DEAD:
+        raise TaskFailed(
+            f"The task {task_id} was given up after {counted(found.attempt, 'attempt')}: {found.error}", found
+        )
+    return found.result
 
 
 def check_loop(prefetch: object, until: object, errors: object, stop_after_failures: object) -> None:

@@ -52,7 +52,18 @@ from fsqueue.format.priority import Rank
 from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.poll import EndCheck, Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
+from fsqueue.poll import (
+    EndCheck,
+    Errors,
+    Poll,
+    Prefetched,
+    Until,
+    check_loop,
+    dropped,
+    put_back_dropped,
+    result_of,
+    wait,
+)
 from fsqueue.protocol import encoding, fast_path, insert_errors, insertion, losses, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
@@ -788,6 +799,18 @@ class Queue(Maintenance):
         """Return what is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
         names.parse_task_id(id)  # before the store is asked for
         return inspection.task(self.store, id)
+
+    def result(self, task: str | TaskRef, timeout_s: float | None = None) -> Any:
+        """Return the result of a task, by its id or by what `insert` has returned, once the task is completed.
+
+        That is the JSON value that its worker handed to `complete`, or what a function returned; None if there was
+        none. TaskFailed if the task was given up (`error.task.error` is why) or cancelled. ResultNotReady, which is a
+        TimeoutError, if it has not ended within `timeout_s` seconds; 0: look once. TaskNotFound if nothing is known of
+        it: a queue that keeps no history tells nothing of a task that has ended, and `gc` removes old history.
+
+        This looks at the task again and again: after 10 ms first, then after a tenth of the time waited, 2 s at most.
+        """
+        return result_of(task, timeout_s, self.task, lambda: self.store)
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
         """Yield the unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""

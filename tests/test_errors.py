@@ -28,6 +28,8 @@ EXIT_CODES = {
     "TaskTooLarge": 14,
     "InvalidResult": 2,
     "TaskNotFound": 13,
+    "TaskFailed": 1,
+    "ResultNotReady": 1,
     "LeaseLost": 4,
     "LeaseExpired": 4,
     "UpdateConflict": 6,
@@ -77,6 +79,8 @@ def test_an_error_carries_what_the_caller_needs() -> None:
     assert (str(lost), lost.tokens, lost.tasks, lost.reason) == ("text", ["a.0@1"], ["a.0"], "completed")
     assert errors.InvalidTask("text", 3).index == 3
     assert errors.InvalidTask("text").index is None
+    assert (str(errors.TaskFailed("text", 5)), errors.TaskFailed("text", 5).task) == ("text", 5)
+    assert issubclass(errors.ResultNotReady, TimeoutError)
 
 
 @pytest.mark.parametrize(

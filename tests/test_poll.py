@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -12,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeasedTask, LeaseLost, Queue, StorageError, poll
+from fsqueue import (
+    InvalidArgument,
+    LeasedTask,
+    LeaseLost,
+    Queue,
+    ResultNotReady,
+    StorageError,
+    TaskInfo,
+    TaskNotFound,
+    poll,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import queue_file
@@ -581,3 +592,45 @@ def test_a_child_that_goes_on_with_the_loop_leases_its_own(q: Queue) -> None:
     finally:
         os.close(told)
         os.close(tell)
+
+
+# -- the result of one task ------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_looked_for_until_the_time_is_over_in_pauses_that_grow(q: Queue, clock: ManualClock) -> None:
+    ref, looked_at = q.insert("x"), list[float]()
+    begin = clock.monotonic()
+
+    def look(task_id: str) -> TaskInfo:
+        looked_at.append(clock.monotonic() - begin)
+        return q.task(task_id)
+
+    with pytest.raises(ResultNotReady, match="is waiting still, after 100 s"):
+        poll.result_of(ref, 100, look, lambda: q.store)
+    pauses = [after - before for before, after in itertools.pairwise(looked_at)]
+    assert looked_at[-1] == pytest.approx(100)
+    assert 0.007 < pauses[0] < 0.013
+    assert 1.5 <= max(pauses) <= 2.5
+    assert 60 < len(looked_at) < 130
+
+
+def test_a_result_that_comes_meanwhile_ends_the_wait(q: Queue, clock: ManualClock) -> None:
+    ref = q.insert("x")
+    [task] = q.lease(lease_s=10_000)
+
+    def look(task_id: str) -> TaskInfo:
+        if clock.monotonic() > begin + 50:
+            task.complete({"y": 1})
+        return q.task(task_id)
+
+    begin = clock.monotonic()
+    assert poll.result_of(ref, None, look, lambda: q.store) == {"y": 1}
+    assert 50 < clock.monotonic() - begin < 53
+
+
+def test_a_result_is_not_waited_for_where_no_history_tells_of_it(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(keep_history=False)
+    ref = queue.insert("x")
+    queue.lease()[0].complete(1)
+    with pytest.raises(TaskNotFound, match="keeps nothing of tasks that have ended"):
+        queue.result(ref)

@@ -64,7 +64,7 @@ from fsqueue.format.models import (
     TaskRef,
 )
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Until, last_statuses
+from fsqueue.poll import Errors, Until, last_statuses, result_of
 from fsqueue.protocol import encoding, insert_errors, transitions
 from fsqueue.protocol.keyed_inserts import REPEAT
 from fsqueue.storage.nodes import FailingNode
@@ -462,6 +462,10 @@ class RemoteQueue(RemoteBase):
         """Return what is known of a task: see `Queue.task`."""
         found: TaskInfo = made(TaskInfo, self._ask_of(id, "task"))
         return found
+
+    def result(self, task: str | TaskRef, timeout_s: float | None = None) -> Any:
+        """Return the result of a task, once it is completed: see `Queue.result`."""
+        return result_of(task, timeout_s, self.task, lambda: self.store)
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
         """Yield the unfinished tasks, or those in one state: see `Queue.tasks`."""

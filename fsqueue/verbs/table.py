@@ -209,6 +209,7 @@ OF_QUEUES: Sequence[Verb] = (
          _get(f"{QUEUE}/peek", Field("n", "whole", "How many at most.", default=1, least=1, most=1_000),
               answer="tasks"), absent=list),
     Verb("task", "What is known of a task.", "reads", _get(ONE_TASK), absent=_no_such_task, command="show"),
+    Verb("result", "The result of a task, once it is completed.", "reads", absent="own"),
     Verb("history", "What happened to a task, oldest first.", "reads", _get(f"{ONE_TASK}/history", answer="movements"),
          absent=_no_such_task, command="show"),
     Verb("tasks", "The unfinished tasks, or those in one state.", "reads",

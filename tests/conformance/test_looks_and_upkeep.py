@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fsqueue import QueuePurged, Status, Task, TaskNotFound
+from fsqueue import InvalidArgument, QueuePurged, ResultNotReady, Status, Task, TaskFailed, TaskNotFound
 from tests.conformance.kinds import A_FAILURE, A_FUNCTION, A_KEY, AN_ID, THE_HOST, lacks
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -203,3 +204,69 @@ def test_who_works_at_it_and_what_it_takes_is_told(queue: Any) -> None:
     assert (queue.usage()["all"].files > 3, queue.stuck(), queue.failing_nodes(), queue.admit_node("n")) == (
         True, [], [], False
     )  # fmt: skip
+
+
+# -- the result of one task ------------------------------------------------------------------------------------------
+
+A_RESULT = lacks(
+    commands="`show` prints a result, and nothing waits for it.",
+    taskstore="A client adds what comes of a task as another task.",
+)
+
+
+@A_RESULT
+def test_the_result_of_a_task_is_waited_for(queue: Any) -> None:
+    ref = queue.insert("x")
+    [task] = queue.lease()
+    timer = threading.Timer(0.2, task.complete, [{"loss": 0.5}])
+    timer.start()
+    assert queue.result(ref, timeout_s=PATIENCE_S) == {"loss": 0.5}
+    timer.join()
+    assert queue.result(task.id, timeout_s=0) == {"loss": 0.5}
+
+
+@A_RESULT
+def test_a_task_without_a_result_has_none(queue: Any) -> None:
+    ref = queue.insert("x")
+    queue.lease()[0].complete()
+    assert queue.result(ref) is None
+
+
+@A_RESULT
+@A_FAILURE
+def test_a_task_that_was_given_up_or_cancelled_has_no_result(queue: Any) -> None:
+    ref = queue.insert("bad")
+    queue.lease()[0].bury("ValueError: no number")
+    with pytest.raises(TaskFailed, match=r"was given up after 1 attempt: ValueError: no number") as given_up:
+        queue.result(ref)
+    assert (given_up.value.task.state, given_up.value.task.payload) == ("dead", "bad")
+    ref = queue.insert("unwanted")
+    assert queue.cancel(ref.id) == 1
+    with pytest.raises(TaskFailed, match="was cancelled: it has no result") as cancelled:
+        queue.result(ref.id)
+    assert cancelled.value.task.state == "cancelled"
+
+
+@A_RESULT
+def test_a_result_that_takes_longer_than_is_waited_raises_a_timeout(queue: Any) -> None:
+    ref = queue.insert("slow")
+    with pytest.raises(ResultNotReady, match="is waiting still, after 0 s"):
+        queue.result(ref, timeout_s=0)
+    [task] = queue.lease()
+    with pytest.raises(TimeoutError, match="is leased still, after 0 s"):
+        queue.result(ref, timeout_s=0)
+    task.complete(1)
+    assert queue.result(ref, timeout_s=0) == 1
+
+
+@A_RESULT
+def test_a_task_that_is_unknown_has_no_result(queue: Any) -> None:
+    queue.insert("another")
+    with pytest.raises(TaskNotFound):
+        queue.result(NOWHERE)
+
+
+@A_RESULT
+def test_a_time_to_wait_for_a_result_is_a_number_of_seconds(queue: Any) -> None:
+    with pytest.raises(InvalidArgument, match="timeout_s"):
+        queue.result(queue.insert("x"), timeout_s="soon")

@@ -29,6 +29,7 @@ LOOPS = {
     },
     "is all done?": {
         "fsqueue.poll.Backlog.wait": "the loop of `wait`, for queues and groups",
+        "fsqueue.poll.result_of": "one task, of which no notification tells",
         "fsqueue.service.streaming._waited.waiting": "a request at a gateway, which sleeps in an event loop",
     },
     "has it changed?": {

@@ -48,11 +48,11 @@ def test_it_is_served(client: TestClient) -> None:
 
 
 def test_there_is_an_operation_for_each_verb() -> None:
-    """Those that are left out act on this process alone, or take a function."""
+    """Those that are left out act on this process alone, take a function, or ask for others again and again."""
     left_out = {
         "create", "close", "path", "directory", "settings", "generation", "has_priorities", "paused", "poll",
         "poll_async", "id", "commit", "result_columns", "fsck", "insert_many", "lease_for_others",
-        "typed_path", "exists", "lease_for", "is_copy", "accept_copy", "drained_proof",
+        "typed_path", "exists", "lease_for", "is_copy", "accept_copy", "drained_proof", "result",
     }  # fmt: skip
     verbs = {name for name in dir(fsqueue.GroupQueue) if not name.startswith("_")} - {"store", "group", "name"}
     assert verbs - left_out - {verb.name for verb, _ in ROUTED} == set()
