@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -52,6 +54,8 @@ FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
 
 
+STOPPED_S = 5.0
+"""Seconds between two looks whether a campaign was stopped."""
 number = click.IntRange(min=1)
 AUTO = "auto"
 LIST = ":::"
@@ -186,6 +190,8 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
     "5: a queue is not there.",
 )
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
+@click.option("--stoppable", is_flag=True,
+              help="End when 'fsqueue slurm --stop Q' is typed, once the tasks at work have ended.")  # fmt: skip
 @click.option(
     "--grace",
     "grace_s",
@@ -227,6 +233,7 @@ def run(
     worker: str | None,
     dry_run: bool,
     forever: bool,
+    stoppable: bool,
     result_stdout: bool,
     output: Output | None,
     match: str | None,
@@ -391,6 +398,8 @@ def run(
         waiting = sum(_status_of(source).waiting for source in opened)
         DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"], away)
         return
+    if stoppable:
+        _end_when_stopped(made, path_of(opened[0]))
     try:
         if shown is not None:
             shown.start(made)
@@ -421,6 +430,26 @@ def run(
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _end_when_stopped(made: fsqueue.Worker, path: str) -> None:
+    """Begin a thread that ends a worker when the campaigns of a queue are stopped. UsageError if there is no file."""
+    from fsqueue.storage import stops
+
+    if is_address(path):
+        raise click.UsageError("--stoppable is for a queue at a path: a gateway does not tell. No task was touched.")
+    store = queue_at(path).store  # the thread's own
+    begun = stops.count(store)
+
+    def watch() -> None:
+        while True:
+            time.sleep(STOPPED_S)
+            with suppress(OSError, fsqueue.FsqueueError):  # the worker finds out, and may have patience
+                if stops.count(store) != begun:
+                    made.finish()
+                    return
+
+    threading.Thread(target=watch, name="fsqueue-stops", daemon=True).start()
 
 
 def _sources_at(
@@ -563,7 +592,7 @@ def _upstream_of(
     found: list[Stage] = []
     away: list[Away] = []
     for name in names:
-        opens: Callable[[], Stage] = partial(_upstream_at, name, of, worker)
+        opens: Callable[[], Stage] = partial(upstream_at, name, of, worker)
         if is_address(of):
             opens = partial(_remote_upstream_at, name, of, worker, patience_s)
         answer = ask(name, opens, OPEN_S)
@@ -589,7 +618,7 @@ def _remote_upstream_at(name: str, of: str, worker: str | None, patience_s: floa
     return group[named(group, name)]
 
 
-def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
+def upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     """Return the queue of an earlier stage: by its name in the group of a queue, or by its path."""
     if is_address(name):
         raise click.UsageError(
@@ -720,6 +749,7 @@ def _summarise(
         "max-runtime",
         "job-end",
         "excluded",
+        "stopped",
         "away",
     )  # there may be tasks that it left to others
     complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,8 @@ import click
 from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher, no_second_python
 
+from .campaign import JOBS_MAX, Campaign, Relay
+from .campaign import name as campaign_name
 from .common import NOTHING_EXIT, example, json_option, path_of, queue_at, search_working_directory
 from .options import takes_value
 from .printing import complain, print_done, print_json, quoted, say
@@ -47,6 +49,12 @@ GPUS = {"--gres", "-G", "--gpus", "--gpus-per-node", "--gpus-per-socket"}
 """Options of sbatch that ask for GPUs."""
 NOT_HERE = ("--wrap", "--usage", "--version", "-V", "--dry-run")
 """Options of sbatch, and of `run`, that make no sense here."""
+STOPPING = {"--stop", "--now", "--json"}
+"""Options of its own behind which queues may stand."""
+NOT_ANEW = {
+    "-a": "--array", "-W": "--wait", "-H": "--hold", "-M": "--clusters", "-I": "--immediate", "--test-only": "",
+}  # fmt: skip
+"""Options of sbatch, by their short names, that jobs which replace themselves cannot have."""
 _SLURM = re.compile(r"SLURM_|SLURMD_|SRUN_|SBATCH_(?:CPU|MEM)_BIND|PMI_|PMI2_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
 """Matches what Slurm and the launchers of MPI set in a job and its steps.
 
@@ -92,7 +100,7 @@ class Submission(click.Command):
             if not word.startswith("-"):
                 if waits_for_value:
                     for_sbatch.append(word)
-                elif not (own or for_run or for_sbatch):
+                elif not (for_run or for_sbatch or set(own) - STOPPING):
                     queues.append(word)
                 else:
                     raise click.UsageError(
@@ -135,6 +143,8 @@ fsqueue slurm Q --array 0-99%20 -t 4:00:00 -p short -j 4 --exclude-after 5 -- ./
 fsqueue slurm Q -N 4 --ntasks-per-node=1 --exclusive -j auto -t 60 -- ./process {}
 fsqueue slurm Q -N 4 -n 64 -t 60 -- srun -n 16 --exact ./simulate {}
 fsqueue slurm Q --array 0-9 -t 60 --prologue modules.sh --call mypackage.tiles:render --print
+fsqueue slurm Q --resubmit --max-jobs 20 -t 24:00:00 -j 4 -- ./process {}     # for weeks
+fsqueue slurm --stop Q
 job=$(fsqueue slurm Q --array 0-99 -t 60 --requeue -- ./process {})
 sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
     ),
@@ -150,6 +160,13 @@ sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
 @click.option("--one-worker", is_flag=True,
               help="Start one worker in the job. Its commands use the job's tasks (srun).")  # fmt: skip
 @click.option("--no-command-check", is_flag=True, help="Submit even if COMMAND, or the module, is not found here.")
+@click.option("--resubmit", is_flag=True,
+              help="Have each job submit its successor when it begins, until the queues are drained.")  # fmt: skip
+@click.option("--max-jobs", type=click.IntRange(1, JOBS_MAX), metavar="N",
+              help="How many jobs there are at once with --resubmit [1].")  # fmt: skip
+@click.option("--stop", "is_stop", is_flag=True,
+              help="Submit no more successors; cancel those that wait. Running jobs finish their tasks.")  # fmt: skip
+@click.option("--now", "is_now", is_flag=True, help="With --stop: cancel those that run, too.")
 @json_option
 @click.pass_context
 def slurm(
@@ -160,6 +177,10 @@ def slurm(
     log_dir: str | None,
     one_worker: bool,
     no_command_check: bool,
+    resubmit: bool,
+    max_jobs: int | None,
+    is_stop: bool,
+    is_now: bool,
     as_json: bool,
 ) -> None:
     """Submit a Slurm job whose elements are workers, and print its id.
@@ -191,15 +212,26 @@ def slurm(
     A dependent job should wait with 'fsqueue wait', as in the example. Elements of the array may end early, or with
     exit code 9 because they have given up tasks. Slurm counts that as failed, and 'afterok' would wait for ever.
 
+    With --resubmit, each job submits its successor when it begins. So a job that is killed, or reaches its time limit,
+    has one, too. No more than --max-jobs run at once. A successor that finds the queues drained or paused ends at once,
+    and the campaign is over. It is also over when no task fits the time limit. 'fsqueue slurm --stop Q' ends it, where
+    Q is the first of its queues: jobs that wait are cancelled, those that run finish the tasks at work. Failed jobs do
+    not end it. docs/hpc.md tells more.
+
     \b
     Exit codes:
-      1    sbatch is not here, or has refused the job
+      1    sbatch is not here, or has refused the job; with --stop, jobs could not be cancelled
       2    COMMAND or the module is not found (submit anyway: --no-command-check), or a waiting task lacks a field
       3    nothing to do: no task is left in the queues (submit anyway: --allow-empty)
     """
     queues, for_run = ctx.meta["queues"], ctx.meta["run"]
     if not queues:
         raise click.UsageError("Missing argument 'Q...'. Queues come first: fsqueue slurm Q --array 0-9 -- COMMAND")
+    if is_stop or is_now:
+        _stop(ctx, queues, is_stop and not (resubmit or max_jobs), is_now, as_json)
+        return
+    if max_jobs is not None and not resubmit:
+        raise click.UsageError("--max-jobs is for jobs that replace themselves: add --resubmit. Nothing was submitted.")
     if not ctx.meta["command"] and not {word.partition("=")[0] for word in for_run} & {"--call", "--load"}:
         raise click.UsageError("There is nothing to run. Give a command after '--', or --call.")
     with run.make_context("fsqueue slurm", list(for_run)) as checked:
@@ -207,6 +239,8 @@ def slurm(
         typed = click.core.ParameterSource.COMMANDLINE
         is_given = {name: checked.get_parameter_source(name) is typed for name in ("jobs", "threads")}
     given = ctx.meta["sbatch"]
+    if resubmit:
+        _check_anew(given)
     if log_dir is not None and _names(given) & {"-o", "--output"}:
         raise click.UsageError("Give either --log-dir or --output.")
     before = "" if prologue is None else _read_prologue(prologue)
@@ -227,6 +261,8 @@ def slurm(
     has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
     one_worker = one_worker or names_launcher(ctx.meta["command"] or [])
     for_worker = for_run[len(queues) :]
+    if resubmit and not options["stoppable"]:
+        for_worker = ["--stoppable", *for_worker]
     cpus = _value(given, "-c", "--cpus-per-task")
     defaults = _defaults(given, paths[0], options)
     if not (has_tasks and one_worker):  # else the processors are those of what its commands start
@@ -259,13 +295,89 @@ def slurm(
         logs=logs,
         outer=outer,
     )
-    if not only_print:
+    if resubmit:
+        campaign = _campaign(submission, given, opened, paths, max_jobs or 1, options)
+        depends_on = _value(given, "-d", "--dependency") or ""
+        if only_print:
+            for slot in range(campaign.slots):
+                one = _of_slot(campaign, slot, submission, depends_on)
+                print_json(_described(one)) if as_json else say(*_as_shell(one))
+            return
+        _make_logs(logs)
+        _begin(campaign, submission, depends_on, as_json)
+    elif not only_print:
         _make_logs(logs)
         _submit(submission, as_json)
     elif as_json:
         print_json(_described(submission))
     else:
         say(*_as_shell(submission))
+
+
+def _stop(ctx: click.Context, queues: list[str], is_alone: bool, is_now: bool, as_json: bool) -> None:
+    """Stop the campaigns of queues. UsageError if something else is asked for, too."""
+    if not is_alone or ctx.meta["sbatch"] or len(ctx.meta["run"]) > len(queues):
+        raise click.UsageError("--stop stands alone with its queues, and --now with it: fsqueue slurm --stop Q --now")
+    from .successors import stop
+
+    done = [stop(queue, is_now, as_json) for queue in queues]
+    if not all(done):
+        complain("not all jobs could be cancelled. Repeat this where Slurm answers, or see 'squeue --me'")
+        raise click.exceptions.Exit(1)
+
+
+def _check_anew(given: list[str]) -> None:
+    """Refuse options of sbatch that jobs which replace themselves cannot have."""
+    names = _names(given)
+    for short, long in NOT_ANEW.items():
+        if names & {short, long}:
+            more = ": --max-jobs N says how many jobs there are" if short == "-a" else ""
+            raise click.UsageError(f"{long or short} cannot be used with --resubmit{more}. Nothing was submitted.")
+    if "?" in (_value(given, "-d", "--dependency") or ""):
+        raise click.UsageError("A dependency with '?' cannot be used with --resubmit. Nothing was submitted.")
+
+
+def _campaign(
+    submission: _Submission, given: list[str], opened: list[Any], paths: list[str], slots: int, options: dict[str, Any]
+) -> Campaign:
+    """Return a new campaign of jobs that are submitted so."""
+    state = opened[0].store.queue_state
+    words = submission.sbatch
+    early = _value(words, "--signal") or ""
+    _, at, seconds = early.rpartition("@")
+    return Campaign(
+        name=campaign_name(_value(words, "-J", "--job-name") or "fsqueue", state.id),
+        slots=slots,
+        queues=paths,
+        upstream=list(options["upstream"]),
+        forever=bool(options["forever"]),
+        sbatch=words,
+        directory=os.getcwd(),
+        warned_s=int(seconds) if at and seconds.isdecimal() else 0,
+        stops=state.stops,
+    )
+
+
+def _of_slot(campaign: Campaign, slot: int, submission: _Submission, depends_on: str) -> _Submission:
+    """Return the submission of a slot's first job."""
+    from .successors import script_line
+
+    first, _, rest = submission.script.partition("\n")
+    line = script_line(campaign, Relay(slot=slot))
+    return replace(submission, sbatch=campaign.words(slot, depends_on, 0.0), script=f"{first}\n{line}\n{rest}")
+
+
+def _begin(campaign: Campaign, submission: _Submission, depends_on: str, as_json: bool) -> None:
+    """Submit the first jobs of a campaign, and print their ids."""
+    from .successors import NotTaken, begin_campaign
+
+    first = _of_slot(campaign, 0, submission, depends_on)
+    try:
+        jobs = begin_campaign(campaign, os.fsencode(first.script), depends_on)
+    except NotTaken as error:
+        complain(f"no job was submitted: {error}. To see what would be submitted: --print")
+        raise click.exceptions.Exit(1) from None
+    print_done(as_json, {"jobs": jobs, "campaign": campaign.name, **_described(first)}, *jobs)
 
 
 @dataclass(frozen=True, slots=True)

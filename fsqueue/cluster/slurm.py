@@ -163,12 +163,59 @@ def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
     return found
 
 
+_ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+     "TIMEOUT"}
+)  # fmt: skip
+"""States of jobs that do not run any more, and will not again."""
+
+
+def jobs_by_name() -> dict[str, list[tuple[str, bool]]] | None:
+    """Return this user's jobs that run or wait, by their names: the id, and whether it waits. None: unknown.
+
+    An element of an array that waits has no entry of its own.
+    """
+    said = ask("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", "--format=%A|%T|%j")
+    if said is None:
+        return None
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for line in said.splitlines():
+        job, state, name = (*line.split("|", 2), "", "")[:3]
+        if name and state not in _ENDED and job.isdecimal():
+            found.setdefault(name, []).append((job, state == "PENDING"))
+    return found
+
+
+def run_of(job: str) -> tuple[str, str, int] | None:
+    """Return the state of a job, for how long it has run as squeue prints it, and its exit status; -1 if that cannot be
+    told. None: Slurm does not know the job.
+    """
+    fields = "--Format=State:|,TimeUsed:|,exit_code:|"
+    said = ask("squeue", "--noheader", "--states=all", f"--jobs={job}", fields) if job.isdecimal() else None
+    state, elapsed, status = (word.strip() for word in (*(said or "").split("|"), "", "", "")[:3])
+    return (state, elapsed, _exit_status(status)) if elapsed else None
+
+
+def _exit_status(text: str) -> int:
+    """Return the exit status that squeue prints: as wait(2) tells it, or as `STATUS:SIGNAL`."""
+    status, _, signalled = text.partition(":")
+    if not status.isdecimal():
+        return -1
+    return int(status) if signalled else int(status) >> 8
+
+
+def cancel(jobs: Sequence[str], only_waiting: bool) -> bool:
+    """Cancel jobs by their ids: those that wait, or all. False if Slurm did not do it, or not all of it."""
+    return not jobs or ask("scancel", *(["--state=PENDING"] if only_waiting else []), *jobs) is not None
+
+
 def ask(*command: str) -> str | None:
     """Return what one of Slurm's commands prints; None if it is not there, fails, or takes longer than `ASK_S`.
 
     Asked for a single job that it knows no more, squeue fails; that is an answer, too: nothing.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    theirs = ("SQUEUE_", "SCANCEL_", "SLURM_CLUSTERS")  # with them the commands mean other jobs
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     environment |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         process = subprocess.Popen(

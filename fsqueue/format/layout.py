@@ -193,6 +193,8 @@ class QueueState:
     """The id of the group that the queue was made in; None: it was made outside of any group."""
     place: DirectoryIdentity | None = field(default=None, compare=False)
     """The directory that is the queue's, and no copy of it; None: not recorded."""
+    stops: int = field(default=0, compare=False)
+    """How often the campaigns were stopped whose jobs replace themselves. Each ends when this changes."""
 
     @property
     def directory(self) -> names.Generation:
@@ -284,6 +286,11 @@ def resume_record(at: int) -> bytes:
     return _line({"op": "resume", "at": at})
 
 
+def stop_record(by: dict[str, Any], at: int) -> bytes:
+    """Return the line that ends the campaigns that work here: their jobs get no successors. `by`: as of a pause."""
+    return _line({"op": "stop", "at": at, "by": by})
+
+
 def closed_record(at: int) -> bytes:
     """Return the line that ends a queue."""
     return _line({"op": "closed", "at": at})
@@ -363,6 +370,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     queue_state = replace(queue_state, paused=_pause(at, record))
                 case {"op": "resume"} if queue_state is not None:
                     queue_state = replace(queue_state, paused=None)
+                case {"op": "stop"} if queue_state is not None:
+                    queue_state = replace(queue_state, stops=queue_state.stops + 1)
                 case {"op": "closed"} if queue_state is not None:
                     queue_state = replace(queue_state, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):

@@ -166,6 +166,10 @@ class Loop:
         self._heard += 1
         self.mailbox.post(lambda: self._stop(number))
 
+    def finish(self) -> None:
+        """End when the tasks at work have ended: begin no more."""
+        self.mailbox.post(lambda: self._end("stopped", "no more tasks are begun: its campaign was stopped"))
+
     def thread_died(self, name: str, error: BaseException) -> None:
         """End because a thread has died of an unexpected exception. Called in that thread."""
         self.mailbox.post(lambda: self._thread_died(name, error))

@@ -44,8 +44,8 @@ class WorkerReport:
     signal: int | None = None
     """The number of the signal that ended the run, if one did."""
     ended: str = ""
-    """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded; away: all is
-    drained but what is not there."""
+    """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded, stopped; away:
+    all is drained but what is not there."""
 
     def count(self, what: str, attempt: int = 0) -> None:
         """Count one more that is completed, failed, buried (which is failed, too), released, moved or lost.

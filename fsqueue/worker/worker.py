@@ -255,6 +255,10 @@ class Worker:
         """End the run as SIGTERM does, from any thread; a second call puts back at once what is at work."""
         self._loop.stop(signal.SIGTERM)
 
+    def finish(self) -> None:
+        """End the run when the tasks at work have ended, however long they take; begin no more. From any thread."""
+        self._loop.finish()
+
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped. To be called once.
 

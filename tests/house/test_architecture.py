@@ -191,6 +191,8 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.client.values",
         "fsqueue.errors",
         "fsqueue.cluster.identity",
+        "fsqueue.cluster.slurm",
+        "fsqueue.storage.stops",
         "fsqueue.worker",
         "fsqueue.metrics",
         "fsqueue.storage.payloads",

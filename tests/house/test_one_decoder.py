@@ -40,6 +40,7 @@ DECODERS = {
     "fsqueue/worker/child_processes.py": "the same",
     "fsqueue/worker/child_messages.py": "the same",
     "fsqueue/worker/handlers.py": "what it has encoded itself a line before",
+    "cli/campaign.py": "what a job of the same campaign has encoded",
     "cli/result_files.py": "rows that it has written itself into a temporary file",
     "fsqueue/format/wording.py": "a text in quotes, and nothing else",
     "fsqueue/spark/columnar.py": "lines of task files",

@@ -35,6 +35,7 @@ LOOPS = {
     "has it changed?": {
         "fsqueue.service.streaming._events.telling": "a stream of events of a gateway",
         "fsqueue.views.stuck_locks.of_store": "a lock that one process holds: two looks",
+        "fsqueue_cli.running._end_when_stopped.watch": "a line of queue.jsonl, by which a campaign ends",
         "fsqueue_cli.watching._watch": "a status on a screen",
     },
     "is what others do at this moment over?": {
@@ -48,6 +49,9 @@ LOOPS = {
         "fsqueue.protocol.updates.Coordinator.apply": "another update",
         "fsqueue.upkeep.trash.until_finished": "another process removes the same",
         "fsqueue.worker.feeding.Feeder._feed": "the filesystem is away",
+        "fsqueue_cli.successors.Filling.is_done": "many submit jobs at the same time: it spaces them out",
+        "fsqueue_cli.successors.Filling.try_for": "Slurm takes no job at the moment",
+        "fsqueue_cli.successors.begin_campaign": "the same",
     },
     "is a process, or a thread, ready or over?": {
         "fsqueue.filesystem.outputs.PipeEnd.write": "the reader of a pipe",

@@ -52,10 +52,14 @@ POWER_GUESTS = 2
 FEW = 4
 
 
-def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: str) -> Guest:
-    lacking = why_not()
+def needs(lacking: str) -> None:
+    """Skip a test for which something is lacking on this machine."""
     if lacking:
         pytest.skip(lacking)
+
+
+def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: str) -> Guest:
+    needs(why_not())
     return Guest(tmp_path_factory.mktemp(lab) / "guest", lab, **environment)
 
 

@@ -1,0 +1,205 @@
+"""A campaign of jobs that replace themselves: their names, what each hands to its successor, and what follows from it.
+
+docs/decisions/0062-jobs-that-replace-themselves.md has the order of steps, the crash table, and the reasons. Nothing
+here reads or writes: `successors` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+JOBS_MAX = 1000
+"""Maximum number of jobs of a campaign at once."""
+QUICK_S = 60.0
+"""A job that begins sooner than this after its predecessor could came quickly: that one did not work for long."""
+PAUSE_S, PAUSE_S_MAX = 30.0, 3600.0
+"""Least time between two jobs of a slot after the first that came quickly; the most. It doubles in between."""
+VAIN_MAX = 3
+"""After so many jobs in a row that used their time, and in which no task ended, no task fits."""
+MEASURED_MIN = 20
+"""One such job is enough if so many durations were measured, and all are longer than the limit."""
+ABSENT_MAX = 5
+"""After so many jobs in a row that found no queue, the queue was deleted."""
+EARLY_S = 90.0
+"""Slurm may warn a worker up to a minute too early, and looks every half minute."""
+WARNED_EXITS = frozenset(128 + number for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT))
+"""Exit codes of a worker that has heard of the end of its job. Slurm calls such a job failed."""
+LIMIT_SHARE = 1 / 6
+"""A job that has used its time has run for at least this part of its limit, however short that is."""
+NAME_CHARS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What is the same for all jobs of a campaign."""
+
+    name: str
+    """What the names of all its jobs begin with."""
+    slots: int
+    queues: list[str]
+    """Their paths. The first one's `queue.jsonl` has the stop."""
+    upstream: list[str]
+    """Queues of earlier stages, as the worker's option names them."""
+    forever: bool
+    """Whether the workers wait for more tasks when the queues are drained."""
+    sbatch: list[str]
+    """The command that submits a job, but for its name, and what it depends on."""
+    directory: str
+    """Where sbatch works: names of files are relative to it."""
+    warned_s: int
+    """How long before their limit the workers hear of it, in seconds."""
+    stops: int
+    """How often campaigns had been stopped when this one began."""
+
+    def job_name(self, slot: int) -> str:
+        """Return the name of all jobs of a slot."""
+        return f"{self.name}-{slot}"
+
+    def slot_jobs(self, jobs: Mapping[str, list[tuple[str, bool]]]) -> list[list[tuple[str, bool]]]:
+        """Return the jobs of each slot: id, and whether it waits."""
+        return [jobs.get(self.job_name(slot), []) for slot in range(self.slots)]
+
+    def words(self, slot: int, depends_on: str, pause_s: float) -> list[str]:
+        """Return the command that submits a job of a slot. `depends_on`: on what else than its slot's other jobs."""
+        depends = f"{depends_on},singleton" if depends_on else "singleton"
+        begin = [f"--begin=now+{round(pause_s)}"] if pause_s else []
+        return [*self.sbatch, f"--job-name={self.job_name(slot)}", f"--dependency={depends}", *begin]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """What a job is told by the one that submitted it."""
+
+    slot: int = 0
+    """Its own."""
+    job: str | None = None
+    """Its predecessor, which submitted it; None: it is the first of its slot, or fills the empty slot."""
+    at: float = 0.0
+    """When the job began that submitted it, in Unix seconds; 0: it is of the campaign's first jobs."""
+    ended: int = 0
+    """How many tasks had ended by then."""
+    pause_s: float = 0.0
+    """By how much it had to begin later than that one, at least."""
+    quick: int = 0
+    """How many jobs before it came quickly, in a row."""
+    vain: int = 0
+    """How many jobs before it used their time in vain, in a row."""
+    absent: int = 0
+    """How many jobs before it found no queue, in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a job finds when it begins. A hint: others work."""
+
+    at: float
+    """When, in Unix seconds."""
+    ended: int
+    """How many tasks have ended, completed or given up."""
+    is_over: bool
+    """Whether nothing is left to do."""
+    is_paused: bool
+    """Whether no queue lets tasks be leased."""
+    stops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of how the predecessor has gone, in seconds."""
+
+    state: str = ""
+    """What Slurm calls it; "": it knows that job no more."""
+    elapsed_s: float | None = None
+    limit_s: float | None = None
+    """The time limit of a job."""
+    warned_s: float = 0.0
+    """How long before its limit a worker hears of it."""
+    shortest_s: float | None = None
+    """The shortest duration of a task that was measured; None: too few were."""
+    exit_status: int = 0
+
+
+def names_of(queue_id: str) -> re.Pattern[str]:
+    """Return what matches the names of all jobs of a queue's campaigns."""
+    return re.compile(rf".+-{re.escape(queue_id[:8])}[0-9a-f]{{4}}-\d+")
+
+
+def name(base: str, queue_id: str) -> str:
+    """Return a new campaign's name. `base`: the name of the job, as the user wants it."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", base)[:NAME_CHARS_MAX]
+    return f"{plain}-{queue_id[:8]}{os.urandom(2).hex()}"
+
+
+def encode(campaign: Campaign, relay: Relay) -> str:
+    """Return a line of ASCII that tells a job its campaign, and what its predecessor hands on."""
+    return json.dumps({"campaign": asdict(campaign), "relay": asdict(relay)}, separators=(",", ":"))
+
+
+def decode(text: str) -> tuple[Campaign, Relay]:
+    """Return what `encode` was given. ValueError, KeyError or TypeError for any other text."""
+    found = json.loads(text)
+    return Campaign(**found["campaign"]), Relay(**found["relay"])
+
+
+def due(slots: Sequence[Sequence[tuple[str, bool]]], own: tuple[int, str] | None) -> list[int]:
+    """Return the slots to which a job has to be submitted. `own`: the slot and the id of the job that asks.
+
+    Its own comes first, if no job waits there; then those that have none.
+    """
+    empty = [slot for slot, jobs in enumerate(slots) if not jobs and (own is None or slot != own[0])]
+    if own is None or any(waits for job, waits in slots[own[0]] if job != own[1]):
+        return empty
+    return [own[0], *empty]
+
+
+def may_fill(relay: Relay, found: Sighting) -> bool:
+    """Return whether a job that has found this fills empty slots: tasks end. Else rows of jobs that end because no task
+    fits would revive each other.
+    """
+    return not relay.at or found.ended != relay.ended
+
+
+def after(relay: Relay, found: Sighting, evidence: Evidence) -> Relay:
+    """Return what a job that has found this hands to its own successor. `job` is left to the caller."""
+    came_quickly = relay.job is not None and found.at - relay.at < QUICK_S + relay.pause_s
+    quick = relay.quick + 1 if came_quickly else 0
+    vain = relay.vain
+    if found.ended != relay.ended:
+        vain = 0
+    elif relay.job is not None and _used_its_time(evidence):
+        vain += 1
+    pause_s = min(PAUSE_S * 2 ** min(quick - 1, 20), PAUSE_S_MAX) if quick else 0.0
+    return replace(relay, at=found.at, ended=found.ended, pause_s=pause_s, quick=quick, vain=vain, absent=0)
+
+
+def after_nothing(relay: Relay, at: float, is_absent: bool) -> Relay:
+    """Return what a job hands on that could not read its queues: because one is not there, or does not answer."""
+    absent = relay.absent + 1 if is_absent else relay.absent
+    found = Sighting(at, relay.ended, False, False, 0)
+    return replace(after(relay, found, Evidence()), absent=absent)
+
+
+def _used_its_time(evidence: Evidence) -> bool:
+    """Return whether a job ended because of its time limit: one that failed, or was cancelled, did not."""
+    if evidence.elapsed_s is None or evidence.limit_s is None:
+        return False
+    is_warned = evidence.state == "FAILED" and evidence.exit_status in WARNED_EXITS
+    if not is_warned and evidence.state not in ("COMPLETED", "TIMEOUT"):
+        return False
+    least_s = max(evidence.limit_s - evidence.warned_s - EARLY_S, evidence.limit_s * LIMIT_SHARE)
+    return evidence.elapsed_s >= least_s
+
+
+def why_none_fits(relay: Relay, evidence: Evidence) -> str | None:
+    """Return why nothing more is submitted: no task fits the time limit. None if one may."""
+    limit_s, shortest_s = evidence.limit_s, evidence.shortest_s
+    if relay.vain and limit_s is not None and shortest_s is not None and shortest_s > limit_s:
+        return f"The shortest task that was measured took {shortest_s:,.0f} s, and a job has {limit_s:,.0f} s."
+    if relay.vain >= VAIN_MAX:
+        return f"The last {relay.vain} jobs used their time, and no task ended meanwhile."
+    return None

@@ -1,0 +1,337 @@
+"""Submit the successors of a job, as the first step of its script; stop that, for `fsqueue slurm --stop`.
+
+docs/decisions/0062-jobs-that-replace-themselves.md has the order of steps, and what a crash between any two leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import click
+
+import fsqueue
+from fsqueue.cluster import slurm as controller
+from fsqueue.errors import FsqueueError, QueueNotFound
+from fsqueue.format import wording
+from fsqueue.storage import stops
+
+from .campaign import (
+    ABSENT_MAX,
+    MEASURED_MIN,
+    Campaign,
+    Evidence,
+    Relay,
+    Sighting,
+    after,
+    after_nothing,
+    decode,
+    due,
+    encode,
+    may_fill,
+    names_of,
+    why_none_fits,
+)
+from .common import path_of, queue_at
+from .options import seconds_in
+from .printing import complain, print_done, quoted
+
+LEAVE = 3
+"""Exit code of this step: the job ends, and no worker begins."""
+SUBMIT_S = 60.0
+"""Seconds that sbatch may take. It may have submitted nevertheless: the next look tells."""
+SPACE_S = 0.2
+"""Seconds between two submissions: controllers refuse bursts."""
+FOREGROUND_S = 30.0
+"""Seconds for which a worker waits until its job has a successor. Then another process goes on to try."""
+PAUSE_S = (1.0, 300.0)
+"""The pause after the first refusal, and the longest, in seconds. Each is times a random number from 0.5 to 1.5."""
+MEASURED_S = 7 * 86_400.0
+"""Of how long ago durations of tasks count."""
+AGAIN = "--again"
+"""With this, the step was taken by another process: what is handed on is decided."""
+UNWANTED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"}
+"""What a user may have set for sbatch that a campaign cannot have."""
+
+
+class NotTaken(Exception):
+    """Slurm did not take a job, or did not answer: then it may have taken it."""
+
+
+def script_line(campaign: Campaign, relay: Relay) -> str:
+    """Return the second line of a job's script. The warning of Slurm must not end bash before the worker is there."""
+    step = " ".join(map(quoted, [sys.executable, "-P", "-m", f"{__package__ or 'fsqueue_cli'}.successors"]))
+    told = quoted(encode(campaign, relay))
+    return f"trap '' USR1; {step} \"$0\" {told}; [ $? != {LEAVE} ] || exit 0; trap - USR1"
+
+
+def submit(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> str:
+    """Submit a job, and return its id. NotTaken if Slurm does not take it, or does not answer in time.
+
+    `script`: all of it. Its second line is made anew. `depends_on`: as of `Campaign.words`.
+    """
+    from .slurm import outer_variables
+
+    first, _, rest = script.split(b"\n", 2)
+    line = os.fsencode(script_line(campaign, relay))
+    outer = {*outer_variables(os.environ), *UNWANTED}
+    words = campaign.words(relay.slot, depends_on, relay.pause_s)
+    try:
+        ran = subprocess.run(
+            words,
+            input=b"\n".join([first, line, rest]),
+            capture_output=True,
+            env={name: value for name, value in os.environ.items() if name not in outer},
+            cwd=campaign.directory if os.path.isdir(campaign.directory) else None,
+            timeout=SUBMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotTaken(f"sbatch did not answer within {SUBMIT_S:g} s") from None
+    except OSError as error:
+        raise NotTaken(f"sbatch cannot be run here ({error.strerror or error})") from None
+    job = ran.stdout.decode(errors="replace").strip().partition(";")[0]
+    if ran.returncode or not job.isdecimal():
+        lines = ran.stderr.decode(errors="replace").strip().splitlines()
+        raise NotTaken(lines[-1] if lines else f"sbatch ended with exit status {ran.returncode}")
+    return job
+
+
+class Filling:
+    """Submits what a campaign lacks: a successor of this process's job, and a job to each empty slot.
+
+    `relay`: what the successor is told. `job`: the id of this process's job. `fills`: whether to fill empty slots.
+    """
+
+    def __init__(self, campaign: Campaign, relay: Relay, script: bytes, job: str, fills: bool) -> None:
+        self.campaign, self.relay, self.script, self.job, self.fills = campaign, relay, script, job, fills
+        self.refused = ""
+        """Why Slurm did not take the last one."""
+
+    def is_done(self) -> bool:
+        """Take the steps once. False if this job has no successor yet: take them again later."""
+        if is_stopped(self.campaign):
+            return True
+        jobs = controller.jobs_by_name()
+        if jobs is None:
+            self.refused = "squeue does not answer"
+            return False
+        slots = self.campaign.slot_jobs(jobs)
+        is_seen = any(job == self.job for job, _ in slots[self.relay.slot])
+        if not is_seen and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            complain("this site gives jobs other names, so a successor would not be found: no second one is submitted")
+            return True
+        for slot in due(slots, (self.relay.slot, self.job)):
+            is_own = slot == self.relay.slot
+            if not is_own and not (self.fills and is_seen):  # with other names all slots would look empty
+                break
+            relay = self.relay if is_own else replace(self.relay, slot=slot, job=None, pause_s=0.0, quick=0)
+            try:
+                submitted = submit(self.campaign, relay, self.script, f"afterany:{self.job}" if is_own else "")
+            except NotTaken as error:
+                self.refused = str(error)
+                return not is_own  # an empty slot is left to the next job that begins
+            if is_stopped(self.campaign):  # after the last look: `--stop` may have listed the jobs before
+                controller.cancel([submitted], only_waiting=True)
+                return True
+            complain(f"job {submitted} {'follows this one' if is_own else 'fills an empty place'}")
+            time.sleep(SPACE_S)
+        return True
+
+    def try_for(self, seconds: float) -> bool:
+        """Take the steps until they are done, with growing pauses. False if that is not so after this time."""
+        until, (pause_s, most_s) = time.monotonic() + seconds, PAUSE_S
+        said = ""
+        while not self.is_done():
+            if self.refused != said:
+                said = self.refused
+                complain(f"no successor yet: {said}; it is tried again")
+            wait_s = pause_s * random.uniform(0.5, 1.5)
+            if time.monotonic() + wait_s > until:
+                return False
+            time.sleep(wait_s)
+            pause_s = min(2 * pause_s, most_s)
+        return True
+
+
+def is_stopped(campaign: Campaign) -> bool:
+    """Return whether `fsqueue slurm --stop` was typed since the campaign began. False also if that cannot be read."""
+    try:
+        return stops.count(queue_at(campaign.queues[0]).store) != campaign.stops
+    except (OSError, FsqueueError, click.ClickException):
+        return False
+
+
+def look(campaign: Campaign) -> Sighting:
+    """Return what there is to do. QueueNotFound, and other errors of the queues."""
+    from .running import upstream_at
+
+    ended = remaining = 0
+    is_paused = True
+    opened = [queue_at(path) for path in campaign.queues]
+    for queue in opened:
+        status = queue.status()
+        ended += status.completed + status.dead
+        remaining += status.remaining
+        is_paused = is_paused and queue.paused is not None
+    for name in campaign.upstream:
+        remaining += upstream_at(name, campaign.queues[0], None).status().remaining
+    is_over = not remaining and not campaign.forever
+    return Sighting(time.time(), ended, is_over, is_paused, stops.count(opened[0].store))
+
+
+def evidence_of(campaign: Campaign, relay: Relay) -> Evidence:
+    """Return how the predecessor has gone, as far as Slurm and the queues tell. Nothing raises."""
+    end = controller.job_end()
+    limit_s = None if end is None else end - time.time()
+    run = None if relay.job is None else controller.run_of(relay.job)
+    if run is None or limit_s is None:
+        return Evidence(limit_s=limit_s, warned_s=campaign.warned_s)
+    try:
+        shortest_s = _shortest_s(campaign)
+    except (OSError, FsqueueError):
+        shortest_s = None
+    return Evidence(run[0], seconds_in(run[1]), limit_s, campaign.warned_s, shortest_s, run[2])
+
+
+def _shortest_s(campaign: Campaign) -> float | None:
+    """Return the shortest duration of the tasks that were measured lately; None if one queue has too few of them."""
+    found = []
+    for path in campaign.queues:
+        work = queue_at(path).timeline(MEASURED_S, 1).work_s
+        if sum(tasks for _, tasks in work) < MEASURED_MIN:
+            return None
+        found.append(min(seconds for seconds, _ in work))
+    return min(found)
+
+
+def why_leave(campaign: Campaign, found: Sighting) -> str | None:
+    """Return why a job ends at once, and has no successor; None if it works."""
+    if found.stops != campaign.stops:
+        return "the campaign was stopped (fsqueue slurm --stop)"
+    if found.is_over:
+        return "nothing is left to do"
+    if found.is_paused:
+        return f"all is paused. After 'fsqueue resume {quoted(campaign.queues[0])}', submit again"
+    return None
+
+
+def begin_job(script_path: str, told: str, is_again: bool) -> int:
+    """Take the step that a job begins with, and return its exit code: LEAVE, or 0 to begin the worker."""
+    campaign, relay = decode(told)
+    job = os.environ.get("SLURM_JOB_ID", "")
+    with open(script_path, "rb") as file:
+        script = file.read()
+    if is_again:
+        Filling(campaign, relay, script, job, fills=False).try_for(_left_s())
+        return 0
+    fills = False
+    try:
+        found = look(campaign)
+    except (QueueNotFound, fsqueue.QueueClosed, fsqueue.NotAQueue) as error:
+        complain(str(error))
+        handed = after_nothing(relay, time.time(), is_absent=True)
+        if handed.absent >= ABSENT_MAX:
+            complain(f"{handed.absent} jobs in a row have not found the queue: no more are submitted")
+            return LEAVE
+    except (OSError, FsqueueError) as error:
+        complain(str(error))
+        handed = after_nothing(relay, time.time(), is_absent=False)
+    else:
+        if (why := why_leave(campaign, found)) is not None:
+            complain(f"this job ends, and no other is submitted: {why}")
+            return LEAVE
+        evidence = evidence_of(campaign, relay)
+        handed = after(relay, found, evidence)
+        if (why := why_none_fits(handed, evidence)) is not None:
+            complain(
+                f"this job ends, and no other is submitted: no task fits the time limit. {why} Submit again with a "
+                "longer --time."
+            )
+            return LEAVE
+        fills = may_fill(relay, found)
+    filling = Filling(campaign, replace(handed, job=job), script, job, fills)
+    if not filling.try_for(FOREGROUND_S):
+        complain("the worker begins; another process goes on to submit the successor")
+        words = [sys.executable, "-P", "-m", f"{__package__}.successors", script_path]
+        subprocess.Popen([*words, encode(campaign, filling.relay), AGAIN], stdin=subprocess.DEVNULL)
+    return 0
+
+
+def _left_s() -> float:
+    """Return how long this job lasts, in seconds."""
+    end = controller.job_end()
+    return 30 * 86_400.0 if end is None else end - time.time()
+
+
+def begin_campaign(campaign: Campaign, script: bytes, depends_on: str) -> list[str]:
+    """Submit a job to each slot, and return their ids. NotTaken if Slurm takes none.
+
+    Those that it refuses for half a minute are left to the first jobs that begin. `depends_on`: for all of them.
+    """
+    jobs: list[str] = []
+    until, (pause_s, _) = time.monotonic() + FOREGROUND_S, PAUSE_S
+    while len(jobs) < campaign.slots:
+        try:
+            jobs.append(submit(campaign, Relay(slot=len(jobs)), script, depends_on))
+            time.sleep(SPACE_S)
+        except NotTaken as error:
+            wait_s = pause_s * random.uniform(0.5, 1.5)
+            if not jobs:
+                raise
+            if time.monotonic() + wait_s > until:
+                complain(
+                    f"Slurm has taken {wording.counted(len(jobs), 'job')} of {campaign.slots:,} ({error}). The first "
+                    "jobs that begin submit those that are missing."
+                )
+                break
+            time.sleep(wait_s)
+            pause_s *= 2
+    return jobs
+
+
+def stop(path: str, now: bool, as_json: bool) -> bool:
+    """Stop the campaigns of a queue, and say what was done. False if Slurm could not be asked, or did not cancel."""
+    queue = queue_at(path)
+    stops.stop(queue.store)
+    pattern = names_of(queue.store.queue_state.id)
+    jobs = controller.jobs_by_name()
+    found = [job for name, listed in (jobs or {}).items() if pattern.fullmatch(name) for job in listed]
+    waiting = sorted((job for job, waits in found if waits), key=int)
+    running = sorted((job for job, waits in found if not waits), key=int)
+    is_done = jobs is not None and controller.cancel(waiting, only_waiting=not now)
+    is_done = is_done and (not now or controller.cancel(running, only_waiting=False))
+    said: dict[str, Any] = {"queue": path_of(queue), "cancelled": waiting + (running if now else [])}
+    said |= {"running": [] if now else running, "asked": jobs is not None}
+    parts = [f"{wording.counted(len(waiting), 'waiting job')} cancelled{_listed(waiting)}"]
+    if now:
+        parts.append(f"{wording.counted(len(running), 'running job')} cancelled{_listed(running)}")
+    elif running:
+        verb = "finishes its tasks" if len(running) == 1 else "finish their tasks"
+        parts.append(f"{wording.counted(len(running), 'running job')} {verb}{_listed(running)}")
+    if jobs is None:
+        parts = ["Slurm does not answer here, so no job was cancelled. Those that wait end when they begin"]
+    print_done(as_json, said, f"{path_of(queue)}: no more jobs are submitted; {'; '.join(parts)}")
+    return is_done
+
+
+def _listed(jobs: list[str]) -> str:
+    return f" ({' '.join(jobs)})" if jobs else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Take the step of a job. Whatever is wrong with it, the worker begins: tasks matter more than the successor."""
+    try:
+        return begin_job(arguments[0], arguments[1], AGAIN in arguments[2:])
+    except Exception as error:
+        complain(f"no successor is submitted: {type(error).__name__}: {error}")
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,498 @@
+"""slurm --resubmit: jobs that replace themselves, with a stand-in for Slurm; tests/lab/test_resubmission.py has a real
+one.
+
+The order of steps and the crash table are in docs/decisions/0062-jobs-that-replace-themselves.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fsqueue_cli import campaign, successors
+from fsqueue_cli.campaign import Campaign, Evidence, Relay, Sighting, after, after_nothing, due, may_fill, why_none_fits
+
+from fsqueue import Queue, Worker
+from fsqueue.cluster import slurm as controller
+from fsqueue.storage import stops
+from tests.cli.conftest import Run, Spawn
+from tests.cli.slurm_stand_in import StandIn
+from tests.waiting import LOOK_AGAIN, until
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+    """A stand-in for Slurm, in the PATH of this process."""
+    made = StandIn.make(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", f"{made.bin}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(successors, "SPACE_S", 0.0)
+    monkeypatch.setattr(successors, "PAUSE_S", (0.01, 0.02))
+    controller.job_end.cache_clear()
+    return made
+
+
+@pytest.fixture
+def busy(queue: Queue) -> Queue:
+    queue.insert_many(range(3))
+    return queue
+
+
+def begin(fsqueue_cli: Run, queue: Queue, *options: object) -> list[str]:
+    """Begin a campaign, and return the ids of its first jobs."""
+    said = fsqueue_cli("slurm", queue.path, "--resubmit", *options, "--", "true")
+    return said.stdout.split()
+
+
+def step(slurm: StandIn, monkeypatch: pytest.MonkeyPatch, job: str, begins: bool = True) -> int:
+    """Have a job take its first step in this process, and return its exit code."""
+    if begins:
+        assert job in slurm.can_begin()
+        slurm.change(job, state="RUNNING")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    controller.job_end.cache_clear()
+    code = successors.main(slurm.step_of(job))
+    monkeypatch.delenv("SLURM_JOB_ID")
+    return code
+
+
+def names(slurm: StandIn, *states: str) -> list[str]:
+    """The slots of jobs, by their ids."""
+    return [job["name"].rpartition("-")[2] for job in slurm.jobs(*states)]
+
+
+# -- what is submitted
+
+
+def test_a_job_for_each_place_that_slurm_runs_one_at_a_time(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    assert begin(fsqueue_cli, busy, "--max-jobs", 3, "-t", 60, "-J", "a b,c") == ["1", "2", "3"]
+    jobs = slurm.jobs()
+    assert len({job["name"] for job in jobs}) == 3
+    assert all(re.fullmatch(r"a_b_c-[0-9a-f]{12}-[012]", job["name"]) for job in jobs)
+    assert all(job["is_single"] and job["after"] is None for job in jobs)
+    assert all("--stoppable" in job["script"] for job in jobs)
+    assert all(subprocess.run(["bash", "-n"], input=job["script"], text=True).returncode == 0 for job in jobs)
+
+
+def test_one_job_at_a_time_unless_asked_otherwise(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    assert begin(fsqueue_cli, busy) == ["1"]
+    assert "[1]" in fsqueue_cli("slurm", "--help").stdout
+
+
+def test_what_is_printed_is_what_is_submitted(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    options = ["slurm", busy.path, "--resubmit", "--max-jobs", 2, "-d", "afterok:77"]
+    fsqueue_cli(*options, "--", "true", "it's\n")
+    printed = fsqueue_cli(*options, "--print", "--", "true", "it's\n").stdout
+    subprocess.run(["bash", "-c", printed], check=True, stdout=subprocess.DEVNULL)
+    told = [re.sub(r"-[0-9a-f]{12}", "", json.dumps([job["words"], job["script"]])) for job in slurm.jobs()]
+    assert told[:2] == told[2:]
+    assert all(job["words"][-1] == "--dependency=afterok:77,singleton" for job in slurm.jobs())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--array", "0-3"], "--max-jobs N says how many"),
+        (["--wait"], "--wait cannot be used"),
+        (["-H"], "--hold cannot be used"),
+        (["-M", "other"], "--clusters cannot be used"),
+        (["-d", "afterok:1?afterok:2"], "with '\\?'"),
+        (["--max-jobs", "0"], "max-jobs"),
+    ],
+)
+def test_what_cannot_be_done_anew_is_refused(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, words: list[str], said: str
+) -> None:
+    assert re.search(said, fsqueue_cli("slurm", busy.path, "--resubmit", *words, "--", "true", code=2).stderr)
+    assert slurm.jobs() == []
+    assert "--resubmit" in fsqueue_cli("slurm", busy.path, "--max-jobs", 2, "--", "true", code=2).stderr
+
+
+def test_a_refusal_of_the_first_is_an_error_and_one_of_others_is_not(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.fault("sbatch", "refuse", 1)
+    said = fsqueue_cli("slurm", busy.path, "--resubmit", "--", "true", code=1).stderr
+    assert "Resource temporarily unavailable" in said
+    monkeypatch.setattr(successors, "FOREGROUND_S", 0.0)
+    real = successors.submit
+
+    def submit(to: Campaign, relay: Relay, *rest: object) -> str:
+        if relay.slot:
+            raise successors.NotTaken("not now")
+        return real(to, relay, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(successors, "submit", submit)
+    said = fsqueue_cli("slurm", busy.path, "--resubmit", "--max-jobs", 2, "--", "true").stderr
+    assert "1 job of 2" in said
+    monkeypatch.setattr(successors, "submit", real)
+    assert step(slurm, monkeypatch, "1") == 0
+    assert names(slurm) == ["0", "0", "1"], "the first job that begins fills the empty place"
+
+
+# -- a job begins
+
+
+def test_a_job_that_begins_submits_its_successor_once(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin(fsqueue_cli, busy, "--max-jobs", 2)
+    before = slurm.jobs()[0]
+    with slurm.begin("1") as process:
+        said = process.communicate()[1]
+    assert process.returncode == 0, said
+    *_, made = slurm.jobs()
+    assert (made["name"], made["after"], made["is_single"]) == (before["name"], "1", True)
+    drop = re.compile(r"successors.*\n")
+    assert drop.sub("", made["script"]) == drop.sub("", before["script"])
+    assert not {name for name in made["variables"] if name.startswith(("SLURM_", "SRUN_"))}
+    assert "SBATCH_ACCOUNT" in made["variables"]
+    with slurm.take_step("1") as process:  # requeued, it begins a second time
+        assert process.wait() == 0
+    assert len(slurm.jobs()) == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "act", "mended_by"),
+    [
+        ("squeue", "kill-before", "another"),
+        ("sbatch", "kill-before", "another"),
+        ("sbatch", "kill-after", "nobody"),
+    ],
+)
+def test_a_crash_at_each_step_leaves_a_campaign_that_goes_on(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, command: str, act: str, mended_by: str
+) -> None:
+    """The job dies with its step. Then the other one begins."""
+    begin(fsqueue_cli, busy, "--max-jobs", 2)
+    slurm.fault(command, act)
+    with slurm.begin("1") as process:
+        assert process.wait() == -signal.SIGKILL
+    slurm.change("1", state="NODE_FAIL")
+    assert names(slurm, "PENDING", "RUNNING") == (["1"] if mended_by == "another" else ["1", "0"])
+    with slurm.begin("2") as process:
+        assert process.wait() == 0
+    assert sorted(names(slurm, "PENDING", "RUNNING")) == ["0", "1", "1"]
+    assert all(job["is_single"] for job in slurm.jobs())
+
+
+def test_a_successor_whose_answer_was_lost_is_found_by_its_name(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    slurm.fault("sbatch", "lose")
+    assert step(slurm, monkeypatch, "1") == 0
+    assert len(slurm.jobs("PENDING")) == 1
+
+
+def test_a_refusal_is_tried_again_until_it_is_taken(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin(fsqueue_cli, busy)
+    slurm.fault("sbatch", "refuse", 5)
+    assert step(slurm, monkeypatch, "1") == 0
+    assert len(slurm.jobs("PENDING")) == 1
+    assert capfd.readouterr().err.count("temporarily unavailable") == 1, "it is said once"
+
+
+def test_the_worker_begins_although_slurm_refuses_for_long(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    monkeypatch.setattr(successors, "FOREGROUND_S", 0.0)
+    slurm.fault("sbatch", "refuse", 2)
+    assert step(slurm, monkeypatch, "1") == 0
+    assert slurm.jobs("PENDING") == [], "the step has ended, and the worker begins"
+    until(lambda: slurm.jobs("PENDING"), "another process submits the successor")
+
+
+def test_two_jobs_that_fill_one_place_leave_no_more_than_one_that_runs(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn
+) -> None:
+    begin(fsqueue_cli, busy, "--max-jobs", 3)
+    slurm.change("1", state="NODE_FAIL")  # before it has submitted anything
+    both = [slurm.begin("2"), slurm.begin("3")]
+    for process in both:
+        with process:
+            assert process.wait() == 0
+    filled = [job["id"] for job in slurm.jobs("PENDING") if job["name"].endswith("-0")]
+    assert len(filled) in (1, 2)
+    assert len(set(filled) & set(slurm.can_begin())) == 1
+    for job in filled:  # a surplus is used up: with one that waits already, none is submitted
+        with slurm.begin(job) as process:
+            assert process.wait() == 0
+        slurm.change(job, state="COMPLETED")
+    assert len([job for job in slurm.jobs("PENDING") if job["name"].endswith("-0")]) == 1
+
+
+def test_a_site_that_renames_jobs_does_not_multiply_them(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy, "--max-jobs", 3)
+    for job in slurm.jobs():
+        slurm.change(job["id"], name=f"site-{job['name']}")
+    assert step(slurm, monkeypatch, "1") == 0
+    assert [job["after"] for job in slurm.jobs()[3:]] == ["1"], "its own successor, and no other places"
+    slurm.change("4", name="site-other")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert step(slurm, monkeypatch, "1", begins=False) == 0
+    assert len(slurm.jobs()) == 4
+
+
+@pytest.mark.parametrize("way", ["drained", "paused", "stopped"])
+def test_a_successor_with_nothing_to_do_ends_at_once(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    begin(fsqueue_cli, busy)
+    if way == "drained":
+        Worker(busy, command=["true"]).run()
+    elif way == "paused":
+        busy.pause()
+    else:
+        stops.stop(busy.store)
+    script = slurm.step_of("1")[0]
+    ran = subprocess.run(["bash", script], env=of_job("1"), capture_output=True, timeout=60)
+    assert ran.returncode == 0
+    assert b"no other is submitted" in ran.stderr
+    assert len(slurm.jobs()) == 1
+
+
+def of_job(job: str) -> dict[str, str]:
+    """The environment of a job's script."""
+    return os.environ | {"SLURM_JOB_ID": job}
+
+
+def test_the_script_begins_the_worker_behind_the_step(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    begin(fsqueue_cli, busy)
+    slurm.change("1", state="RUNNING")
+    script = Path(slurm.step_of("1")[0])
+    ran = subprocess.run(["bash", script], env=of_job("1"), capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, "follows this one" in ran.stderr, "3 completed" in ran.stderr) == (0, True, True), ran
+    assert len(slurm.jobs()) == 2
+
+
+def test_a_queue_that_is_gone_ends_the_campaign_after_some_jobs(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    busy.delete()
+    jobs = 0
+    while waiting := slurm.can_begin():
+        step(slurm, monkeypatch, waiting[0])
+        slurm.change(waiting[0], state="FAILED")
+        jobs += 1
+    assert jobs == campaign.ABSENT_MAX
+
+
+def test_jobs_that_come_quickly_are_spaced_out_for_ever(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    pauses = []
+    for number in range(1, 12):
+        assert step(slurm, monkeypatch, str(number)) == 0, "no number of failed jobs ends a campaign"
+        slurm.change(str(number), state="FAILED")
+        *_, made = slurm.jobs()
+        pauses += [int(word.rpartition("+")[2]) for word in made["words"] if word.startswith("--begin")] or [0]
+    assert pauses == [0, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [{"state": "TIMEOUT", "elapsed": "1:00:03"}, {"state": "FAILED", "elapsed": "58:50", "status": 138 << 8}],
+    ids=["at its limit", "warned of it"],
+)
+def test_tasks_that_do_not_fit_the_limit_end_the_campaign(
+    fsqueue_cli: Run,
+    busy: Queue,
+    slurm: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    ended: dict[str, object],
+) -> None:
+    begin(fsqueue_cli, busy, "-t", 60)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    for number in range(1, 4):
+        assert step(slurm, monkeypatch, str(number)) == 0
+        slurm.change(str(number), **ended)
+    assert step(slurm, monkeypatch, "4") == successors.LEAVE
+    assert "no task fits the time limit" in capfd.readouterr().err
+    assert len(slurm.jobs()) == 4
+
+
+# -- the stop
+
+
+def test_a_stop_cancels_what_waits_and_says_so(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy, "--max-jobs", 2)
+    step(slurm, monkeypatch, "1")
+    with slurm.changing() as jobs:
+        jobs.append({**jobs[0], "id": "4", "name": "another", "state": "PENDING"})
+    said = fsqueue_cli("slurm", "--stop", busy.path).stdout
+    assert "2 waiting jobs cancelled (2 3); 1 running job finishes its tasks (1)" in said
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "CANCELLED", "CANCELLED", "PENDING"]
+    said = fsqueue_cli("slurm", "--stop", busy.path, "--now", "--json").stdout
+    assert json.loads(said) == {"queue": str(busy.path), "cancelled": ["1"], "running": [], "asked": True}
+    assert slurm.jobs("RUNNING") == []
+
+
+def test_a_stop_without_an_answer_of_slurm_holds_nevertheless(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    slurm.fault("squeue", "refuse")
+    assert "Slurm does not answer" in fsqueue_cli("slurm", "--stop", busy.path, code=1).stdout
+    assert step(slurm, monkeypatch, "1") == successors.LEAVE
+
+
+@pytest.mark.parametrize("command", ["squeue", "scancel"])
+def test_a_stop_that_dies_is_repeated_or_the_jobs_leave(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    begin(fsqueue_cli, busy)
+    slurm.fault(command, "kill-before")
+    process = spawn("slurm", "--stop", busy.path)
+    assert process.wait() == -signal.SIGKILL
+    assert len(slurm.jobs("PENDING")) == 1
+    assert step(slurm, monkeypatch, "1") == successors.LEAVE
+    slurm.change("1", state="PENDING")
+    fsqueue_cli("slurm", "--stop", busy.path)
+    assert slurm.jobs("PENDING") == []
+
+
+def test_a_stop_between_the_look_and_the_submission_leaves_no_job(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    real = successors.submit
+
+    def submit(*given: object) -> str:
+        stops.stop(Queue(busy.path).store)  # its list of jobs came before this one
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(successors, "submit", submit)
+    assert step(slurm, monkeypatch, "1") == 0
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "CANCELLED"]
+
+
+def test_a_campaign_begun_after_a_stop_goes_on(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsqueue_cli("slurm", "--stop", busy.path)
+    begin(fsqueue_cli, busy)
+    assert step(slurm, monkeypatch, "1") == 0
+    assert len(slurm.jobs()) == 2
+
+
+def test_a_stoppable_worker_finishes_its_task_and_no_other(busy: Queue, spawn: Spawn, tmp_path: Path) -> None:
+    command = ["sh", "-c", f"touch {tmp_path}/begun; until [ -e {tmp_path}/go ]; do {LOOK_AGAIN}; done"]
+    process = spawn("run", busy.path, "--stoppable", "--grace", "0", "--", *command)
+    until((tmp_path / "begun").exists, "a task is at work")
+    stops.stop(busy.store)
+    [line] = [next(iter(process.stderr or ()))]
+    assert "its campaign was stopped" in line
+    (tmp_path / "go").touch()
+    assert process.wait() == 0
+    assert (busy.status().completed, busy.status().waiting) == (1, 2)
+
+
+@pytest.mark.parametrize("words", [["-t", "60"], ["--resubmit"], ["--max-jobs", "3"], ["--", "true"]])
+def test_a_stop_stands_alone(fsqueue_cli: Run, busy: Queue, slurm: StandIn, words: list[str]) -> None:
+    assert "stands alone" in fsqueue_cli("slurm", busy.path, "--stop", *words, code=2).stderr
+    assert "stands alone" in fsqueue_cli("slurm", busy.path, "--now", code=2).stderr
+    assert stops.count(busy.store) == 0
+
+
+# -- what follows from what was found
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("35328", 138), ("138:0", 138), ("0", 0), ("9", 0), ("", -1), ("N/A", -1)]
+)
+def test_an_exit_status_as_squeue_prints_it(text: str, status: int) -> None:
+    assert controller._exit_status(text) == status
+
+
+def found(at: float, ended: int = 0) -> Sighting:
+    return Sighting(at, ended, is_over=False, is_paused=False, stops=0)
+
+
+def test_an_own_place_comes_first_and_others_only_if_nobody_is_there() -> None:
+    runs, waits = ("1", False), ("2", True)
+    assert due([[], [], []], None) == [0, 1, 2]
+    assert due([[runs], [], [("5", False)]], (0, "1")) == [0, 1]
+    assert due([[runs, waits], [("5", True)], []], (0, "1")) == [2]
+    assert due([[("1", True)]], (0, "1")) == [0], "its own entry is no successor: Slurm may not know yet that it runs"
+
+
+USED = Evidence("TIMEOUT", 3600.0, 3600.0, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "ended", "vain"),
+    [
+        (USED, 7, 2),
+        (USED, 8, 0),
+        (replace(USED, state="COMPLETED", elapsed_s=3480.0), 7, 2),
+        (replace(USED, state="COMPLETED", elapsed_s=3000.0), 7, 1),
+        (replace(USED, state="PREEMPTED"), 7, 1),
+        (replace(USED, state="CANCELLED"), 7, 1),
+        (replace(USED, state="FAILED", exit_status=11), 7, 1),
+        (replace(USED, state="FAILED", exit_status=138), 7, 2),
+        (replace(USED, state="NODE_FAIL"), 7, 1),
+        (Evidence(limit_s=3600.0), 7, 1),
+        (Evidence("TIMEOUT", 12.0, 60.0, 40.0), 7, 2),
+        (Evidence("TIMEOUT", 9.0, 60.0, 40.0), 7, 1),
+    ],
+)
+def test_only_a_job_that_used_its_time_and_saw_no_task_end_counts(evidence: Evidence, ended: int, vain: int) -> None:
+    relay = Relay(job="1", at=1000.0, ended=7, vain=1)
+    assert after(relay, found(9000.0, ended), evidence).vain == vain
+
+
+def test_why_none_fits() -> None:
+    assert why_none_fits(Relay(vain=2), USED) is None
+    assert "no task ended" in (why_none_fits(Relay(vain=3), USED) or "")
+    assert "3,601 s" in (why_none_fits(Relay(vain=1), replace(USED, shortest_s=3601.0)) or "")
+    assert why_none_fits(Relay(vain=1), replace(USED, shortest_s=3599.0)) is None
+    assert why_none_fits(Relay(vain=0), replace(USED, shortest_s=3601.0)) is None, "one job has to try"
+
+
+def test_an_empty_place_is_not_filled_while_no_task_ends() -> None:
+    assert may_fill(Relay(), found(1.0))
+    assert may_fill(Relay(at=1.0, ended=3), found(2.0, 4))
+    assert not may_fill(Relay(at=1.0, ended=3), found(2.0, 3))
+
+
+def test_a_pause_is_forgotten_after_a_job_that_worked() -> None:
+    relay = Relay(job="1", at=0.0, pause_s=120.0, quick=3)
+    assert after(relay, found(179.0), Evidence()).quick == 4
+    assert after(relay, found(181.0), Evidence()) == replace(relay, at=181.0, pause_s=0.0, quick=0)
+    assert after_nothing(relay, 181.0, is_absent=True).absent == 1
+    assert after_nothing(replace(relay, absent=2), 181.0, is_absent=False).absent == 2
+
+
+def test_any_word_is_handed_on_as_it_is() -> None:
+    words = ["it's", "\n", "é", "\udcff", '"', "\\"]
+    given = Campaign("n", 1, words, [], False, words, "/", 40, 0)
+    assert campaign.decode(campaign.encode(given, Relay(slot=3))) == (given, Relay(slot=3))
+    assert campaign.encode(given, Relay()).isascii()
+
+
+def test_the_measured_durations_are_those_of_the_queues(busy: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(successors, "MEASURED_MIN", 3)
+    given = Campaign("n", 1, [str(busy.path)], [], False, [], "/", 40, 0)
+    assert successors._shortest_s(given) is None
+    Worker(busy, command=["true"]).run()
+    assert (successors._shortest_s(given) or 0.0) > 0.0
