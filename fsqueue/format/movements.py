@@ -110,6 +110,11 @@ def _with_json(made: Record, field: str, value: bytes) -> tuple[Record, bytes]:
     return made, line
 
 
+def insert_line(made: Record, task: bytes) -> bytes:
+    """Return the line of an `insert` record of these fields, and of those of a task's line in a task file."""
+    return b"%b,%b" % (orjson.dumps(made)[:-1], task[1:])
+
+
 def insert(
     at: int,
     identity: str,
@@ -130,7 +135,7 @@ def insert(
         made |= part.fields
     if available_at:
         made["available_at"] = available_at
-    line = b"%b,%b" % (orjson.dumps(made)[:-1], task[1:])
+    line = insert_line(made, task)
     made["cut"] = 0
     if priority is not None:
         made["priority"] = priority

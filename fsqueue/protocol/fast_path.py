@@ -1,8 +1,8 @@
-"""Lease one task, or complete one, where all is as usual: one frame each (docs/decisions/0060-fast-path.md).
+"""Lease, complete or insert one task where all is as usual: one frame each (docs/decisions/0060-fast-path.md).
 
-Each of the two is a critical section of its own: lock the log, look, change the state, append, unlock. Before the first
-change it has seen that the normal way would do the same. Else it changes nothing, and the normal way does all of it
-(`leasing.Leaser`, `transitions.complete`).
+Each of the three is a critical section of its own: lock the log, look, change the state, append, unlock. Before the
+first change it has seen that the normal way would do the same. Else it changes nothing, and the normal way does all of
+it (`leasing.Leaser`, `transitions.complete`, `single_inserts.SingleInserter`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from orjson import OPT_APPEND_NEWLINE, Fragment, dumps, loads
 
 from fsqueue.checks import CHECK
+from fsqueue.errors import StorageError
 from fsqueue.filesystem import LOST, resources
-from fsqueue.format import nesting, task_file
+from fsqueue.format import movements, nesting, task_file
 from fsqueue.format.names import Batch
 from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol import transitions
+from fsqueue.protocol import sealing, transitions
 from fsqueue.protocol.shares import Holder
 from fsqueue.storage.locked_batch import LockedBatch, end_badly
 from fsqueue.storage.logs import TAIL_BYTES, Log
@@ -25,6 +26,14 @@ from fsqueue.storage.store import Store
 
 class Unusual(Exception):
     """Something is not as usual. Nothing was changed."""
+
+
+class AppendBroken(Exception):
+    """The append of a task has failed with `error`: whether its record is in the log is not known."""
+
+    def __init__(self, error: OSError | StorageError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def lease_next(
@@ -188,3 +197,66 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
             held.remove(log)
     transitions.complete(store, [task], transitions.result_of(task, result), lost)  # tells whether it is in the log
     return True
+
+
+def insert_next(store: Store, batch: Batch, identity: str, task: bytes) -> tuple[int, int] | None:
+    """Insert a task into the open batch of the last insert. Return its index, and where the log ends behind its record.
+
+    None: go the normal way. `task`: its line, as it would stand in a task file; without a priority. It is available at
+    once. The batch takes it: the batch is not full, and its tasks are taken as they came. AppendBroken; after any other
+    error the task is not in the queue.
+    """
+    log, held = store.logs.get(batch), resources.this_thread.owned.sections
+    if log is None or held:
+        return None
+    held.append(log)
+    if not log.mutex.acquire(False):
+        held.remove(log)
+        return None
+    fs, fd, is_locked, is_sound = store.fs, log.fd, False, False
+    try:
+        try_lock, pread = fs.try_lock, fs.pread
+        if fd < 0 or not try_lock(fd):
+            raise Unusual
+        is_locked = log.is_used = True
+        if pread(fd, TAIL_BYTES, log.end):
+            log.catch_up()
+        state, base = log.replay_state, log.end
+        index = state.count
+        if state.gone or log.torn or state.is_ranked or state.sealed or state.inserts != store.domain:
+            raise Unusual
+        if index >= store.settings.batch_tasks_max or base >= sealing.LOG_BYTES_MAX:
+            raise Unusual
+        at = store.clock.now_ms()
+        if (last := state.at) > at:
+            if last > at + FAR_MS:
+                raise Unusual
+            at = last
+        if not state.insert(at, identity, index, 0, base):
+            raise Unusual
+        state.at = at
+        made = {"op": "insert", "at": at, "id": identity, "first": index}
+        try:
+            log.append(movements.insert_line(made, task))
+        except (OSError, StorageError) as error:
+            let_out(error)
+            raise AppendBroken(error) from error
+        if CHECK:
+            LockedBatch.entered(store, log).check_invariants()
+        is_sound = True
+        return index, log.end
+    except Unusual:
+        is_sound = True
+    finally:
+        try:
+            if not is_sound:
+                store.logs.drop(log)
+            elif is_locked and log.fd >= 0:
+                unlock = fs.unlock
+                unlock(fd)
+        except BaseException as other:
+            end_badly(store, log, other)
+        finally:
+            log.mutex.release()
+            held.remove(log)
+    return None

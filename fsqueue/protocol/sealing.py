@@ -5,6 +5,9 @@ from __future__ import annotations
 from fsqueue.format.replay import AVAILABLE
 from fsqueue.storage.locked_batch import LockedBatch
 
+LOG_BYTES_MAX = 1 << 20
+"""A batch whose log is longer, or would be by several tasks at once, takes no more inserts."""
+
 
 def seal(locked: LockedBatch, at: int) -> None:
     """Record that an open batch takes no more inserts, then rename its task file, which tells so without a look inside.

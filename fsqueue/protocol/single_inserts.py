@@ -29,8 +29,8 @@ from fsqueue.format.names import Batch, TaskFileName, UpdateId
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
 from fsqueue.interruptions import let_out, suppress
-from fsqueue.protocol import finishing, sealing, transitions
-from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
+from fsqueue.protocol import fast_path, finishing, sealing, transitions
+from fsqueue.protocol.encoding import NOW, Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, journals, queue_changes, record_times, staging
@@ -42,8 +42,6 @@ TASK_BYTES_MAX = 64 << 10
 """A longer task gets a file of its own, and takes no key: a log is read again and again, and a task file once."""
 APPEND_TASKS_MAX, APPEND_BYTES_MAX = 256, 1 << 18
 """Maximum number of tasks of one append, and of bytes of their lines. More are cheaper as task files."""
-LOG_BYTES_MAX = 1 << 20
-"""A batch whose log is longer, or would be by several tasks at once, takes no more inserts."""
 BUSY_WAIT_S = 0.02
 """Longest wait for the lock of the batch of the last insert. Then another batch is taken: the holder may be stopped."""
 ADOPT_MAX = 8
@@ -356,9 +354,18 @@ class SingleInserter:
         is_known, error = batch == self._named, None
         wait_s = BUSY_WAIT_S if is_known else 0.0
         missing = pending
+        identity, task = pending[0]
+        is_usual = is_known and rank == LAST and len(pending) == 1 and together is None and task.when is NOW
         for is_last in (False, True):
             began = False
             try:
+                if is_usual:
+                    is_usual = False
+                    self._synced.open(batch)
+                    done = fast_path.insert_next(self.store, batch, identity, task.line)
+                    if done is not None:
+                        self._synced.wrote(batch, done[1])
+                        return _Appended(*done, 1)
                 with LockedBatch(self.store, batch, wait_s, create=True) as locked:
                     if self._prepare(locked, is_known, missing):
                         self._synced.open(batch)
@@ -368,12 +375,14 @@ class SingleInserter:
                                 index = self._append(locked, missing)
                             else:
                                 index = self._append_together(locked, missing, together)
-                            self._synced.wrote(locked)
+                            self._synced.wrote(batch, locked.log.end)
                             return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
                 if error is None:
                     raise
                 raise AppendFailed(error, is_exact=False) from busy
+            except fast_path.AppendBroken as broken:
+                error, is_closed = broken.error, False
             except (OSError, StorageError) as latest:
                 let_out(latest)
                 if not began and error is None:
@@ -414,9 +423,9 @@ class SingleInserter:
                 return False
             log.add(transitions.opening(locked, log.name))
         takes = replay_state.takes_inserts
-        is_full = replay_state.count + len(pending) > store.settings.batch_tasks_max or log.end >= LOG_BYTES_MAX
+        is_full = replay_state.count + len(pending) > store.settings.batch_tasks_max or log.end >= sealing.LOG_BYTES_MAX
         if len(pending) > 1 and replay_state.count:
-            is_full = is_full or log.end + sum(len(task.line) for _, task in pending) > LOG_BYTES_MAX
+            is_full = is_full or log.end + sum(len(task.line) for _, task in pending) > sealing.LOG_BYTES_MAX
         if takes and not is_full and replay_state.inserts == store.domain:
             return True
         if log.added_bytes:
@@ -498,7 +507,7 @@ class SingleInserter:
         for task in tasks:
             size += len(task.line)
             rank = min(rank, task.rank)
-        if replay_state.count + len(tasks) > most or size > LOG_BYTES_MAX:
+        if replay_state.count + len(tasks) > most or size > sealing.LOG_BYTES_MAX:
             return False
         return rank == LAST or self._promised_in(locked, rank)
 
@@ -681,9 +690,9 @@ class _Synced:
         if (log is None or log.batch != batch) and self._store.sync_inserts and not self._store.fs.shared:
             self._log = _OpenLog(self._store, batch)
 
-    def wrote(self, locked: LockedBatch) -> None:
-        """Take in up to where the log is written. Call it under the log's lock."""
-        self._written = locked.batch, locked.log.end
+    def wrote(self, batch: Batch, end: int) -> None:
+        """Take in that a batch's log is written up to `end`."""
+        self._written = batch, end
 
     def up_to(self, batch: Batch, end: int) -> None:
         """Return when the log is on disk up to `end`. A batch that is gone was synced before its file was removed."""

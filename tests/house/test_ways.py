@@ -89,6 +89,7 @@ LOCKS = {
     "fsqueue.storage.locked_batch.LockedBatch._wait_for": "the same",
     "fsqueue.protocol.fast_path.lease_next": "the same, where all is as usual",
     "fsqueue.protocol.fast_path.complete_in_hand": "the same",
+    "fsqueue.protocol.fast_path.insert_next": "the same",
     "fsqueue.storage.staging.stage_as": "what lives as long as its author",
     "fsqueue.storage.staging.is_held": "the same",
     "fsqueue.storage.commits._proposed": "the same",

@@ -28,14 +28,15 @@ from fsqueue.format.models import Used
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import AVAILABLE, Lease, States
-from fsqueue.protocol import fast_path, leasing
+from fsqueue.protocol import fast_path, leasing, sealing, single_inserts
 from fsqueue.storage import open_logs
 from fsqueue.storage.logs import Log
 from tests import record_lines
 from tests.support import base_of, log_files
 
 UPDATE, FILE = names.UpdateId("0f" * 8), names.DecisionFileName("0193f0c2a4b97c31a2d5e8f001234567")
-NORMAL = SimpleNamespace(lease_next=lambda *args: None, complete_in_hand=lambda *args: False)
+VERBS = ("lease_next", "complete_in_hand", "insert_next")
+NORMAL = SimpleNamespace(**{name: lambda *args: None for name in VERBS}, AppendBroken=fast_path.AppendBroken)
 """In place of the fast path: it always leaves all to the normal way."""
 TASKS = 5
 
@@ -119,12 +120,12 @@ FAULTS = (
 class Copy:
     """One of the two: the queue as two processes have it open, and the tasks that they hold."""
 
-    def __init__(self, path: Path, seed: int, is_fast: bool) -> None:
+    def __init__(self, path: Path, seed: int, is_fast: bool, much: str = "") -> None:
         self.path, self.clock, self.fs = path, Ringing(), Faulty(str(path))
         self.q = Queue(path, worker="mine", clock=self.clock, entropy=Seeded(seed), filesystem=self.fs)
         self.other = Queue(path, worker="other", clock=self.clock, entropy=Seeded(seed + 1))
         self.held: list[LeasedTask] = []
-        self.is_fast = is_fast
+        self.is_fast, self.much = is_fast, much
         self.went: Counter[str] = Counter()
         """How often the fast path has done its work."""
 
@@ -141,11 +142,13 @@ class Copy:
 
             return call
 
-        counting = SimpleNamespace(**{name: counted(name) for name in ("lease_next", "complete_in_hand")})
+        counting = SimpleNamespace(**{name: counted(name) for name in VERBS}, AppendBroken=fast_path.AppendBroken)
         with pytest.MonkeyPatch.context() as patch:
-            for module in (leasing, fsqueue.queue):
+            for module in (leasing, fsqueue.queue, single_inserts):
                 patch.setattr(module, "fast_path", counting if self.is_fast else NORMAL)
             patch.setattr(open_logs, "beside", lambda mine: [])  # else each copy would close logs of the other one
+            if self.much == SINGLES:
+                patch.setattr(sealing, "LOG_BYTES_MAX", LOG_BYTES_MAX)
             yield
 
     def does(self, act: Callable[[Copy], object]) -> object:
@@ -255,6 +258,16 @@ def locked_by_another(path: Path) -> Iterator[None]:
 
 CALM = "calm"
 """Stands for a kind of step: hardly anything happens but leases and completions."""
+INSERTS = {
+    "single": 30, "single, fault": 5, "single, locked": 2, "single, interrupted": 3, "single, record": 3,
+    "another boot": 0.5, "insert": 2, "lease": 12, "complete": 8, "end": 2, "other": 3, "time": 3, "server's time": 2,
+    "rare": 0.3,
+}  # fmt: skip
+"""Of each kind of step, how many there are in a story of inserts."""
+SINGLES = "singles"
+"""Stands for a kind of step: those of `INSERTS`."""
+LOG_BYTES_MAX = 2500
+"""In a story of inserts, a log that is longer takes no more tasks."""
 
 
 def step(rng: Random, much: str) -> tuple[str, Callable[[Copy], object]]:
@@ -262,8 +275,11 @@ def step(rng: Random, much: str) -> tuple[str, Callable[[Copy], object]]:
     weights = [weight + 12 * (name == much) for name, (weight, _) in STEPS.items()]
     if much == CALM:
         weights = [
-            weight if name in ("lease", "complete") else 0.2 for name, weight in zip(STEPS, weights, strict=True)
+            weight if name in ("lease", "complete") else min(weight, 0.2)
+            for name, weight in zip(STEPS, weights, strict=True)
         ]
+    if much == SINGLES:
+        weights = [INSERTS.get(name, 0) for name in STEPS]
     name = rng.choices([*STEPS], weights)[0]
     return name, STEPS[name][1](rng)
 
@@ -523,6 +539,107 @@ def rare(rng: Random) -> Step:
     return lambda copy: told_of(acts[way](copy)) if way < 4 else acts[way](copy)
 
 
+def singles(rng: Random, keys: bool = True) -> Step:
+    """Insert one task."""
+    payload: Any = rng.choice([1, "x", {"y": [None, 2.5]}, b"\xff", "long" * 100])
+    more = rng.choice([{}] * 12 + [{"delay_s": 1.5}, {"priority": 3}, {"strict": True}, {"key": "k"} if keys else {}])
+    return lambda copy: told_of(copy.q.insert(payload, **more))
+
+
+def single_faults(rng: Random) -> Step:
+    fault, act = rng.choice(FAULTS), singles(rng, keys=False)  # with a key, it would strike at the file of that
+
+    def armed(copy: Copy) -> object:
+        copy.fs.fault = fault
+        try:
+            return act(copy)
+        finally:
+            copy.fs.fault = ""
+
+    return armed
+
+
+def log_of_inserts(copy: Copy) -> Path | None:
+    """Return the log of the batch into which the process inserts; None if there is none."""
+    batch = copy.q._inserter._batch
+    path = None if batch is None else Path(copy.q.store.layout.log(batch))
+    return path if path is not None and path.exists() else None
+
+
+def single_locked(rng: Random) -> Step:
+    act = singles(rng)
+
+    def beside(copy: Copy) -> object:
+        path = log_of_inserts(copy)
+        if path is None:
+            return None
+        with locked_by_another(path):
+            return act(copy)
+
+    return beside
+
+
+def single_interrupted(rng: Random) -> Step:
+    act, within = singles(rng), rng.choice([leases, completes, singles])(rng)
+
+    def acts(copy: Copy) -> object:
+        found: list[object] = []
+        copy.q.store.verify()
+
+        def handler() -> None:
+            now_s = copy.clock.now_s
+            try:
+                found.append(told(within(copy)))
+            except Exception as error:
+                found.append(type(error).__name__)
+            copy.clock.now_s = now_s
+
+        copy.clock.handler = handler
+        try:
+            return [told(act(copy)), found]
+        finally:
+            copy.clock.handler = None
+
+    return acts
+
+
+def single_records(rng: Random) -> Step:
+    """Append to the log of the batch into which the process inserts, as another program would."""
+    way = rng.randrange(7)
+
+    def act(copy: Copy) -> None:
+        path = log_of_inserts(copy)
+        if path is None:
+            return
+        at, state = copy.clock.now_ms(), ReplayState()
+        state.replay(path.read_bytes(), 0)
+        count = state.count
+        inserted = record_lines.insert(at, f"{count:016x}", count, b'{"payload":0}\n')
+        made = [
+            b'{"op":"insert","at',
+            b"no record\n",
+            record_lines.record("gone", at),
+            record_lines.record("seal", at, here=path.stat().st_size, tasks=count),
+            inserted,
+            inserted,
+            record_lines.record("bury", at, tasks=[[0, 1]], reason="r"),
+        ]
+        with path.open("ab") as file:
+            file.write(made[way])
+
+    return act
+
+
+def boots(rng: Random) -> Step:
+    """From now on the process inserts as one of another boot of its host."""
+    name = f"boot{rng.randrange(3)}"
+
+    def act(copy: Copy) -> None:
+        copy.q.store.domain = name
+
+    return act
+
+
 STEPS: dict[str, tuple[float, Callable[[Random], Step]]] = {
     "lease": (26, leases),
     "complete": (20, completes),
@@ -543,6 +660,12 @@ STEPS: dict[str, tuple[float, Callable[[Random], Step]]] = {
     "torn": (0.5, tears),
     "gone": (0.2, retires),
     "rare": (0.5, rare),
+    "single": (0, singles),
+    "single, fault": (0, single_faults),
+    "single, locked": (0, single_locked),
+    "single, interrupted": (0, single_interrupted),
+    "single, record": (0, single_records),
+    "another boot": (0, boots),
 }
 
 
@@ -557,8 +680,9 @@ def live(directory: Path, seed: int, steps: int = 40, much: str = "") -> Counter
     """
     rng, (first, second) = Random(seed), (directory / "fast", directory / "normal")
     durability: Any = rng.choice(["none", "none", "strict"])
-    open_batches = rng.random() < 0.3
-    Queue.create(first, shards=2, durability=durability, max_attempts=3).close()
+    open_batches = rng.random() < 0.3 or much == SINGLES
+    few: dict[str, Any] = {"batch_tasks_max": 12} if much == SINGLES else {}
+    Queue.create(first, shards=2, durability=durability, max_attempts=3, **few).close()
     with Queue(first, clock=ManualClock(), entropy=Seeded(seed + 2)) as made:
         if not open_batches:
             made.insert_many(range(3 * TASKS), batch_tasks=TASKS)
@@ -566,7 +690,7 @@ def live(directory: Path, seed: int, steps: int = 40, much: str = "") -> Counter
             for number in range(TASKS):
                 made.insert(number)
     shutil.copytree(first, second)
-    copies = [Copy(path, seed, path is first) for path in (first, second)]
+    copies = [Copy(path, seed, path is first, much) for path in (first, second)]
     story: list[str] = []
     try:
         for _ in range(steps):
@@ -575,10 +699,12 @@ def live(directory: Path, seed: int, steps: int = 40, much: str = "") -> Counter
             answers = [copy.does(act) for copy in copies]
             compare(seed, story, "answers", *answers)
             compare(seed, story, "disks", *(copy.on_disk() for copy in copies))
-            if name in ("fault", "locked", "interrupted"):  # which logs are closed then is not compared
+            if name.endswith(("fault", "locked", "interrupted")):  # which logs are closed then is not compared
                 close_what_one_has_closed(*copies)
             known = [copy.known() for copy in copies]
-            if "fault" in story:  # one way may have opened the log anew, and not know the name
+            if (
+                "fault" in story or "single, fault" in story
+            ):  # one way may have opened the log anew, and not know the name
                 for log in (log for logs in known for log in logs.values()):
                     log["is_named_so"] = None
             compare(seed, story, "logs", *known)

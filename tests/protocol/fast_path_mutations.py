@@ -1,14 +1,13 @@
 """The fast path without one of its preconditions, or with another mistake: a story must notice each.
 
-Two preconditions are defences that no story tells from others. A task that was touched (`States.survey`) has come back,
-or `States.lease` refuses it. A queue with priorities (`Leaser.lease`) shows in the names of its files.
+Four preconditions are defences that no story tells from others: see docs/decisions/0060-fast-path.md.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.protocol.fast_and_normal import CALM
+from tests.protocol.fast_and_normal import CALM, SINGLES
 from tests.simulation.places import Edit
 
 
@@ -124,6 +123,54 @@ MUTATIONS: dict[str, Mutation] = {
         "fault",
         1,
         "complete_in_hand",
+        """
+        if not is_sound:
+            store.logs.drop(log)
+        elif ...: ...
+        """,
+        "",
+    ),
+    "several inserts": of(SINGLES, 5, "SingleInserter._appended", "len(pending) == 1", "True"),
+    "an urgent insert": of(
+        SINGLES, 2, "SingleInserter._appended", "is_known and rank == LAST and ...", "is_known and ..."
+    ),
+    "an insert for later": of(SINGLES, 0, "SingleInserter._appended", "task.when is NOW", "True"),
+    "an insert in a signal handler": of(SINGLES, 0, "insert_next", "log is None or held", "log is None"),
+    "an insert without the lock": of(SINGLES, 1, "insert_next", "fd < 0 or not try_lock(fd)", "fd < 0"),
+    "an insert not caught up": of(SINGLES, 0, "insert_next", "if pread(fd, TAIL_BYTES, log.end): ...", "if False: ..."),
+    "an insert into a log that is gone": of(SINGLES, 3, "insert_next", "state.gone", "False"),
+    "an insert behind a torn tail": of(SINGLES, 2, "insert_next", "log.torn", "False"),
+    "an insert into a sealed batch": Mutation(  # either would do
+        SINGLES,
+        0,
+        (
+            ("insert_next", "state.sealed", "False"),
+            ("States.insert", "self.inserts is None or self.sealed or self.finished", "self.inserts is None"),
+        ),
+    ),
+    "an insert into a batch of another boot": of(
+        SINGLES, 17, "insert_next", "state.inserts != store.domain", "state.inserts is None"
+    ),
+    "an insert into a full batch": of(SINGLES, 5, "insert_next", "index >= store.settings.batch_tasks_max", "False"),
+    "an insert into a long log": of(SINGLES, 7, "insert_next", "base >= sealing.LOG_BYTES_MAX", "False"),
+    "an insert into a log far ahead": of(SINGLES, 4, "insert_next", "if last > at + FAR_MS: ...", "if False: ..."),
+    "an insert behind the log's time": of(
+        SINGLES, 3, "insert_next", "if last > at + FAR_MS: ...\nat = last", "if last > at + FAR_MS: ..."
+    ),
+    "an insert in the log alone": of(
+        SINGLES, 0, "insert_next", "not state.insert(at, identity, index, 0, base)", "False"
+    ),
+    "a log's time that does not follow an insert": of(SINGLES, 0, "insert_next", "state.at = at", ""),
+    "an insert whose record is not looked for": of(
+        SINGLES, 0, "insert_next", "raise AppendBroken(error) from error", "raise"
+    ),
+    "a record that nobody has appended is looked for": of(
+        SINGLES, 0, "SingleInserter._appended", "error, is_closed = broken.error, False", "raise broken.error"
+    ),
+    "an insert keeps what failed": of(
+        SINGLES,
+        0,
+        "insert_next",
         """
         if not is_sound:
             store.logs.drop(log)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.levels import how_many
-from tests.protocol.fast_and_normal import Differs, live
+from tests.protocol.fast_and_normal import SINGLES, Differs, live
 from tests.protocol.fast_path_mutations import MUTATIONS
 from tests.simulation.places import changed, edited
 
@@ -24,6 +24,14 @@ def test_the_fast_path_and_the_normal_way_are_the_same(tmp_path: Path, piece: in
         went += live(tmp_path, seed)
     assert went["lease_next"] > 5, went
     assert went["complete_in_hand"] > 5, went
+
+
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_an_insert_on_the_fast_path_and_the_normal_way_are_the_same(tmp_path: Path, piece: int) -> None:
+    went: Counter[str] = Counter()
+    for seed in range(piece * 10, piece * 10 + how_many(4, 10)):
+        went += live(tmp_path, seed, much=SINGLES)
+    assert went["insert_next"] > 5, went
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

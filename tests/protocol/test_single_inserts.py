@@ -23,7 +23,7 @@ from fsqueue.filesystem import LOST, Filesystem
 from fsqueue.format import layout, movements, names, task_file
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import LAST, Rank
-from fsqueue.protocol import finishing, single_inserts, transitions
+from fsqueue.protocol import finishing, sealing, single_inserts, transitions
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.keyed_inserts import REPEAT
@@ -224,7 +224,7 @@ def test_a_full_batch_is_sealed(make: Make) -> None:
 
 
 def test_a_batch_with_a_long_log_is_sealed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert single_inserts.LOG_BYTES_MAX == 1 << 20
+    assert sealing.LOG_BYTES_MAX == 1 << 20
     for number in range(18):
         queue.insert(f"{number}" + "x" * 60_000)
     assert batches(queue) == ["0+.jsonl"]
@@ -583,7 +583,7 @@ def test_a_batch_whose_log_has_no_room_for_several_tasks_is_sealed(queue: Queue)
     for number in range(5):
         queue.insert_many(f"{number}" + "x" * 60_000 for _ in range(4))
     assert sorted(batches(queue)) == ["0+.jsonl", "0+16.jsonl"]
-    assert max(os.path.getsize(path) for path in log_files(queue)) < single_inserts.LOG_BYTES_MAX
+    assert max(os.path.getsize(path) for path in log_files(queue)) < sealing.LOG_BYTES_MAX
     assert len(work(queue)) == 20
 
 

@@ -90,7 +90,17 @@ MUTATIONS = [
         "an error forgets which of several tasks have found room",
         "it says that none is in the queue, and a repeat inserts those again",
         "few-full",
-        (("SingleInserter._appended", "if found: ...", "if False: ..."),),
+        (
+            (
+                "SingleInserter._appended",
+                """
+                if found:
+                    new = next(...)
+                    return ...
+                """,
+                "",
+            ),
+        ),
     ),
     Mutation(
         "an inserter does not prove that the task file is there",

@@ -17,10 +17,10 @@ MUTATIONS = [
             ),
             (
                 "SingleInserter._appended",
-                "self._synced.wrote(locked)",
+                "self._synced.wrote(batch, locked.log.end)",
                 """
                 rank == LAST or self._promised_in(locked, rank)
-                self._synced.wrote(locked)
+                self._synced.wrote(batch, locked.log.end)
                 """,
             ),
         ),
