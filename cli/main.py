@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ GROUPS = {
     "Every day": {
         "create": ("queues", "Create a queue."),
         "insert": ("inserting", "Insert tasks from JSON Lines, tables, lists, or what a command prints."),
+        "import": ("importing", "Take over the unfinished tasks of a FileQueue of python-task-queue, each once."),
         "run": ("running", "Run a command for each task."),
         "slurm": ("slurm", "Submit an array job of workers to Slurm."),
         "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
@@ -119,7 +121,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module("." + COMMANDS[cmd_name][0], __package__)
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(module, f"{name}_" if name in vars(builtins) else name)
+        is_taken = name in vars(builtins) or keyword.iskeyword(name)
+        command: click.Command = getattr(module, f"{name}_" if is_taken else name)
         if sys.flags.optimize > 1:
             _restore_help(command)
         process.command_begins()  # all that may be long in loading is loaded

@@ -17,6 +17,7 @@ from fsqueue import Group, Queue, errors
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 from tests.cli.test_options import OPTIONS, commands
+from tests.filequeues import Files
 from tests.house.source import TOP
 
 pytestmark = pytest.mark.once
@@ -71,7 +72,7 @@ DOES_NOT_ASK = {
     **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion"), "it reads"),
     **dict.fromkeys(("spark audit", "spark report"), "it reads"),
     **dict.fromkeys(("doctor", "bench", "simulate"), "it works on files of its own"),
-    **dict.fromkeys(("create", "insert", "spark seed"), "it adds, and replaces nothing"),
+    **dict.fromkeys(("create", "insert", "import", "spark seed"), "it adds, and replaces nothing"),
     **dict.fromkeys(("run", "slurm", "spark drain", "serve"), "it does the work, or has others do it"),
     **dict.fromkeys(("lease", "complete", "renew", "release", "fail", "bury"), "it acts on its own lease, by a token"),
     **dict.fromkeys(("pause", "resume", "set"), "the same command takes it back"),
@@ -161,7 +162,7 @@ ARGUMENTS = {
     "release-all": "Q -y", "renew": "Q TOKEN", "retry": "Q --completed --all", "show": "Q ID", "wait": "Q --timeout 0",
     "run": "Q --max-tasks 1 --call json:dumps", "create": "DIR/new", "set": "Q max_attempts=3", "doctor": "DIR",
     "bench": "DIR --tasks 1 --duration 0.01", "simulate": "--lag 10 --pops 10", "update": "DIR/group --insert a=1",
-    "slurm": "Q --print -- true",
+    "slurm": "Q --print -- true", "import": "Q --from-filequeue DIR/old",
 }  # fmt: skip
 """What else than a queue a command is given."""
 JSON = {name for name, option in OPTIONS if "--json" in option.opts or "--json" in option.secondary_opts}
@@ -177,6 +178,7 @@ def test_whatever_prints_data_prints_it_as_json_too() -> None:
 @pytest.mark.parametrize("name", sorted(name for name in JSON if not name.startswith("spark ")))
 def test_json_is_an_object_a_line(fsqueue_cli: Run, mixed: Queue, tmp_path: Path, name: str) -> None:
     Group.create(tmp_path / "group")
+    Files(tmp_path / "old").add()
     [token] = [task.token for task in mixed.lease()]
     values = {"Q": str(mixed.path), "ID": mixed.peek()[0].id, "TOKEN": token}
     words = [values.get(word, word.replace("DIR", str(tmp_path))) for word in ARGUMENTS.get(name, "Q").split()]

@@ -26,6 +26,7 @@ from fsqueue.format import replay
 from fsqueue.functions import _parts
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
+from tests.filequeues import Files
 from tests.gateways import gateways
 from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
@@ -101,6 +102,14 @@ def a_queue_and_a_group(typed: Typed, block: Block) -> None:
     fsqueue.Group.create(typed.home / "scratch/crawl")["fetch"].insert(1)
 
 
+def a_filequeue(typed: Typed, block: Block) -> None:
+    """docs/from-task-queue.md takes one over that has three tasks left."""
+    if block.section.startswith("The tasks that a FileQueue") and not (typed.home / "old").exists():
+        files = Files(typed.home / "old")
+        for n in range(3):
+            files.add([["downsampling", "downsample"], [[n, n, n]], {"mip": 2}, -1])
+
+
 PLANS = {
     "README.md": Plan(
         instead={"seq 1 1000": "seq 1 20", "1_000_000": "1_000", "completed=1000000": "completed=1000"},
@@ -168,6 +177,7 @@ PLANS = {
             "Behind a proxy": "tests/service/test_page_in_browser.py",  # with a proxy of its own
         },
     ),
+    "docs/from-task-queue.md": Plan(before=a_filequeue),
     "docs/taskstore.md": Plan(
         elsewhere={
             "fsqueue serve": "tests/cli/test_serve.py",

@@ -23,6 +23,7 @@ from fsqueue_cli.main import cli
 import fsqueue
 from fsqueue import Group, Queue
 from tests.cli.conftest import Run, Spawn
+from tests.filequeues import Files
 from tests.gateways import gateways
 from tests.house.source import TOP
 from tests.waiting import PATIENCE_S
@@ -75,7 +76,8 @@ def test_every_command_says_what_it_takes() -> None:
 
 ARGUMENTS = {
     "bury": "{token} --reason x", "cancel": "{id} -y", "complete": "{token}", "dead purge": "-y", "delete": "-y",
-    "fail": "{token} --reason x", "insert": "--task 1", "purge": "-y", "release": "{token}", "release-all": "-y",
+    "fail": "{token} --reason x", "insert": "--task 1",
+    "import": "--from-filequeue {old}", "purge": "-y", "release": "{token}", "release-all": "-y",
     "renew": "{token}", "retry": "--completed --all", "run": "--max-tasks 1 --idle-timeout 0.01 -- true",
     "show": "{id}", "update": "--insert a=1", "wait": "--timeout 0",
 }  # fmt: skip
@@ -84,7 +86,7 @@ REFUSED = {2, fsqueue.QueueNotFound.exit_code}
 NEEDS_MATCH = {"delete"}
 """These do nothing to a whole group: with `--match '.*'` they do."""
 OF_TASKS = {"show", "cancel", "complete", "renew", "release", "fail", "bury"}
-ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert", *OF_TASKS}
+ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert", "import", *OF_TASKS}
 """Their output is no line for each queue."""
 
 
@@ -101,12 +103,13 @@ def at_home(tmp_path: Path) -> Iterator[Home]:
     group = Group.create(tmp_path / "g", shards=1, durability="none", max_attempts=1)
     queues = [Queue.create(tmp_path / name, shards=1, durability="none", max_attempts=1) for name in ("q", "q2")]
     given = {}
+    Files(tmp_path / "old").add()
     for queue in (*queues, group["a"], group["b"]):
         queue.insert_many([1, 2, 3, 4])
         completed, dead, leased = queue.lease(3)
         completed.complete(1)
         dead.bury("x")
-        given[queue.path] = {"id": queue.peek()[0].id, "token": leased.token}
+        given[queue.path] = {"id": queue.peek()[0].id, "token": leased.token, "old": str(tmp_path / "old")}
     with gateways(tmp_path) as serve:
         yield Home(tmp_path, serve(group.path), given)
 

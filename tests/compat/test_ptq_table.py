@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -20,7 +21,9 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
-ROWS = dict(re.findall(r"^\| `((?:ptq|rm) [^`]*)` \| `([^`]*)`", text_of("docs/from-task-queue.md"), re.MULTILINE))
+ROWS = dict(
+    re.findall(r"^\| `((?:ptq|rm) [^`]*)` \| (?:none: )?`([^`]*)`", text_of("docs/from-task-queue.md"), re.MULTILINE)
+)
 
 
 class After(NamedTuple):
@@ -30,8 +33,13 @@ class After(NamedTuple):
     printed: str
 
 
+LEFT = fsqueue.Status(waiting=1, leased=1, completed=1)
 AFTER = {
-    "ptq status fq://Q": After(fsqueue.Status(waiting=1, leased=1, completed=1), r"waiting +1\b"),
+    "ptq status fq://Q": After(LEFT, r"waiting +1\b"),
+    "ptq --version": After(LEFT, "fsqueue"),
+    "ptq license": After(LEFT, ""),
+    "ptq cp fq://OLD fq://Q": After(fsqueue.Status(waiting=2, leased=1, completed=1), "1"),
+    "ptq mv fq://OLD fq://Q": After(fsqueue.Status(waiting=2, leased=1, completed=1), "1"),
     "ptq release fq://Q": After(fsqueue.Status(waiting=2, completed=1), "1"),
     "ptq purge fq://Q": After(fsqueue.Status(), ""),
     "ptq rezero fq://Q": After(fsqueue.Status(), ""),
@@ -49,9 +57,17 @@ def test_a_command_does_what_ptq_s_does(tmp_path: Path, theirs: str) -> None:
     tq.insert(partial(tiles.note, n, out=os.devnull) for n in range(3))
     tq.poll(stop_fn=lambda executed: executed == 1)
     tq.lease(600)
+    task = "00000000-0000-4000-8000-000000000001"
+    stored = {"payload": [[tiles.__name__, "note"], [3], {"out": os.devnull}, -1], "queueName": "OLD", "id": task}
+    (tmp_path / "OLD/queue").mkdir(parents=True)
+    (tmp_path / "OLD/movement").mkdir()
+    (tmp_path / f"OLD/queue/0--{task}.json").write_text(json.dumps(stored))
+    (tmp_path / f"OLD/movement/{task}").write_text(f"0--{task}.json\n")
+    (tmp_path / "LICENSE").write_text("")
+    command = f"cat {ROWS[theirs]}" if theirs == "ptq license" else ROWS[theirs]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", ROWS[theirs]], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True,
         timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -218,6 +218,8 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.spark",
         "fsqueue.format.priority",
         "fsqueue.format.wording",
+        "fsqueue.compat.stored",
+        "fsqueue.format.nesting",
         "fsqueue.format.uniform",
         "fsqueue.format.user_json",
     }

@@ -43,6 +43,7 @@ LOOPS = {
         "fsqueue.client.wire.Wire._patiently": "the gateway is away",
         "fsqueue.compat.taskqueue.TaskQueue.poll": "a service that asked for patience",
         "fsqueue.filesystem.operations.Filesystem.lock": "a lock",
+        "fsqueue_cli.importing.import_": "leases in a queue of another program",
         "fsqueue.fsck.shard_checks.ShardCheck._again": "a step of another process, before it is called damage",
         "fsqueue.protocol.leasing.Leaser._from_batch": "a lock, at the last task",
         "fsqueue.protocol.leasing.Leaser._outwait": "locks of several batches at once",
