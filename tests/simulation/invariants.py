@@ -575,19 +575,28 @@ def _decided(story: Story, log: File, step: int) -> Replay:
 
 
 def false_drained(story: Story, call: Call) -> Iterator[str]:
-    """A queue that was called drained: was a task left whose insert had been reported done before?"""
+    """A queue that was called drained: was a task left whose insert had been reported done before?
+
+    A dead letter, or a completed task, that another process was retrying may have come back after the look: files that
+    were written since that retry began do not count.
+    """
     before = {
         payload
         for other in story.history.calls
         if other.end <= call.begin
         for payload in commit_acts.surely_inserted(other)
     }
+    retries = [
+        other
+        for other in story.history.calls
+        if other.verb in ("retry_dead", "retry_completed") and other.begin < call.end and other.end > call.begin
+    ]
     base = generation(story)
     yield from commit_acts.false_drained(story, call, base)
     yield from _drained_beside_an_update(story, call, base)
     for path, file in files(story, f"{base}/queue"):
         name = path.rpartition("/")[2]
-        if name.startswith("."):
+        if name.startswith(".") or any(file.mtime >= other.began for other in retries):
             continue
         lines = [orjson.loads(line) for line in bytes(file.data).split(b"\n")[:-1]]
         states = [replayed(story, log) for log in story.world.disk.logs.get(name[14:46], ())]
