@@ -20,6 +20,7 @@ from .printing import complain, print_json, say
 if TYPE_CHECKING:
     from .running import Source
 
+_FEWER = "a gateway shows 1,000 of a queue at most, and others may have leased some"
 TASKS = 10
 """Number of tasks that are shown, unless --max-tasks says another."""
 
@@ -49,7 +50,8 @@ class DryRun:
                 self._unfit += 1
                 complain(f"an attempt at {task.id} would fail: {error}")
         if waiting > shown:
-            complain(f"{counted(waiting - shown, 'more task')} not shown: --max-tasks says how many are")
+            why = "--max-tasks says how many are" if shown == most else _FEWER
+            complain(f"{counted(waiting - shown, 'more task')} not shown: {why}")
         elif not shown:
             complain("no task is waiting")
         if self._unfit:

@@ -136,6 +136,15 @@ def test_a_payload_that_does_not_suit_counts_before_a_queue_that_is_not_there(
     assert f"{tmp_path}/lost is not there" in said
 
 
+def test_a_gateway_shows_so_many_and_says_so(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    queue.insert_many(range(1_100))
+    shown = fsqueue_cli("run", place, "--dry-run", "--max-tasks", 1_050, "--", "echo", "{}")
+    is_remote = place != str(queue.path)
+    assert len(shown.stdout.splitlines()) == (1_000 if is_remote else 1_050)
+    why = "100 more tasks not shown: a gateway shows" if is_remote else "50 more tasks not shown: --max-tasks says"
+    assert why in shown.stderr
+
+
 def test_nothing_waits(fsqueue_cli: Run, queue: Queue) -> None:
     assert "no task is waiting" in fsqueue_cli("run", queue.path, "--dry-run", "--", "true").stderr
 
