@@ -70,7 +70,7 @@ def _above(directory: int) -> Iterator[int]:
                 pending.append(os.open("..", HOLDER_FLAGS, dir_fd=here))
                 above = _key(pending[-1])
                 if above[0] != key[0] or above == key:  # the root of a mount
-                    pending += _elsewhere(here, key)
+                    pending += _elsewhere(key)
             finally:
                 os.close(here)
     finally:
@@ -93,7 +93,7 @@ def _mount_number(fd: int) -> int:
         return -1
 
 
-def _elsewhere(root: int, key: Key) -> Iterator[int]:
+def _elsewhere(key: Key) -> Iterator[int]:
     """Open the root of a mount where other mounts show it inside of a larger tree."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal
 
 from fsqueue.service.answers import encoded
 from fsqueue.service.faults import BadField
@@ -18,7 +18,6 @@ from fsqueue.service.taskstore import Add, Change, NumberedTask, Refused
 
 DurationUnit = Literal["auto", "ms", "ns"]
 """What a claim's `duration` counts: milliseconds by the document, nanoseconds by upstream's code. See `claim_in`."""
-DURATION_UNITS: Final[tuple[DurationUnit, ...]] = get_args(DurationUnit)
 
 NS_PER_MS = 1_000_000
 AVAILABLE_MS_MAX = (INT64 - 1) // NS_PER_MS

@@ -70,18 +70,7 @@ class Distribution:
         """Return the distribution of indexes, one for each pop. InvalidArgument if there is none, or if one is no whole
         number from 0 on.
         """
-        return cls._counted(Counter(indexes))
-
-    @classmethod
-    def pooled(cls, parts: Iterable[Distribution]) -> Distribution:
-        """Return the distribution of the pops of all parts together. InvalidArgument if there is no part."""
-        counts: Counter[int] = Counter()
-        for part in parts:
-            counts.update(part.counts)
-        return cls._counted(counts)
-
-    @classmethod
-    def _counted(cls, counts: Counter[int]) -> Distribution:
+        counts = Counter(indexes)
         if not counts:
             raise InvalidArgument("A distribution needs the index of at least one pop.")
         for index in counts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,6 @@ from fsqueue.service.taskstore_wire import (
     AUTO_NS_FROM,
     AVAILABLE_MS_MAX,
     DELAY_MS_MAX,
-    DURATION_UNITS,
     DurationUnit,
     claim_in,
     done_body,
@@ -258,7 +257,7 @@ VALUES = st.recursive(
 )
 
 
-@given(VALUES, st.sampled_from(DURATION_UNITS))
+@given(VALUES, st.sampled_from(get_args(DurationUnit)))
 @hypothesis_settings(max_examples=how_many(10, 5_000))
 def test_any_value_is_a_request_within_bounds_or_refused_by_a_name(value: Any, unit: DurationUnit) -> None:
     if isinstance(value, dict):
