@@ -29,7 +29,7 @@ class LogName(NamedTuple):
     """A log that an update changes."""
 
     directory: QueueDirectory
-    """The directory of its queue in the group."""
+    """The directory of the log's queue in the group."""
     generation: Generation
     """The directory of the queue's generation, which has the queue's id in its name."""
     batch: Batch

@@ -52,7 +52,7 @@ def bells_file(group: str) -> str:
 
 
 def bell_of(directory: names.QueueDirectory) -> int:
-    """Return which bell is that of a queue. Several queues may share one."""
+    """Return the number of a queue's bell. Several queues may share one."""
     return crc32(directory.encode()) % BELLS
 
 

@@ -152,9 +152,9 @@ class DirectoryIdentity(NamedTuple):
     """What tells a queue's directory from copies of it."""
 
     number: int
-    """That of the directory's inode."""
+    """The number of the directory's inode."""
     generation: int | None
-    """Which use of this number it is; None: the filesystem did not tell it."""
+    """Which use of the inode's number this is; None: the filesystem did not tell it."""
 
     def is_other(self, found: DirectoryIdentity) -> bool:
         """Return whether another directory was found. A generation that is not known tells nothing."""
@@ -175,11 +175,11 @@ class QueueState:
     generation: int = 1
     closed: bool = False
     allows_unsafe: bool = field(default=False, compare=False)
-    """True if a user has allowed it on mounts that are known to be unfit."""
+    """True if a user has allowed the queue on mounts that are known to be unfit."""
     is_ordered: bool = field(default=False, compare=False)
     """Whether a task with a priority was ever inserted. If so, workers compare priorities."""
     key_epochs: KeyEpochs = field(default=KeyEpochs(), compare=False)
-    """Those of the current generation."""
+    """The key epochs of the current generation."""
     paused: Pause | None = field(default=None, compare=False)
     """Why no task is leased, if the queue is paused."""
     payload_bytes_max: int | None = field(default=0, compare=False)
@@ -264,7 +264,7 @@ def key_epochs_record(generation: int, earlier: int, present: int, at: int) -> b
 
 
 def settings_record(changes: dict[str, Any], at: int) -> bytes:
-    """Return the line that changes settings: those named, to these values."""
+    """Return the line that gives the named settings new values."""
     return _line({"op": "settings", "at": at, "settings": changes})
 
 

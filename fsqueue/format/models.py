@@ -128,7 +128,7 @@ class Result(NamedTuple):
     attempts: int
     """How many attempts it took, the last one included."""
     payload: Any = None
-    """None if the history does not keep it (`keep_payloads`)."""
+    """The task's payload; None if the history does not keep it (`keep_payloads`)."""
     result: Any = None
     error: str | None = None
     """Why the task was given up; of a completed task, why its last failed attempt failed."""
@@ -170,7 +170,7 @@ class Movement(AsDict):
     reason: str | None = None
     result: Any = None
     took_s: float | None = None
-    """How long the work took that this ended, where it differs from how long the task was leased."""
+    """How long the work took that this movement ended, where it differs from how long the task was leased (s)."""
     cpu_s: float | None = None
     """Processor time that the work used, where it was measured."""
     peak_memory_bytes: int | None = None
@@ -178,7 +178,7 @@ class Movement(AsDict):
     repeats: str | None = None
     """Of an insert: the ended task, a dead letter or a completed one, that was retried as this one."""
     update: str | None = None
-    """The atomic update that it was a part of."""
+    """The atomic update that the movement was a part of."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""

@@ -19,7 +19,7 @@ from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.priority import Priority
 
 Range = list[int]
-"""Its begin and its end, as JSON has it."""
+"""A range of tasks as JSON has it: its begin and its end."""
 Record = dict[str, Any]
 
 TIME_MAX = 10**14
@@ -50,7 +50,7 @@ def from_ranges(ranges: Iterable[Sequence[int]]) -> list[int]:
 
 
 class UpdatePart(NamedTuple):
-    """Say that a record is a part of an update: which fields it adds to it."""
+    """Say of which update a record is a part: which fields the record has for that."""
 
     update: UpdateId
     file: DecisionFileName | None = None
@@ -98,6 +98,7 @@ def replacement(
     at: int, lease: str | None, version: int | None, task: int, payload: bytes, part: UpdatePart
 ) -> tuple[Record, bytes]:
     """Return a `replace` record of an update, and its line. `payload` is JSON. Without a lease it names a version."""
+    assert (lease is None) != (version is None), "a task is replaced by its lease, or at the version that was seen"
     made = record("replace", at, version=version, lease=lease, tasks=to_ranges([task]), **part.fields)
     return _with_json(made, "payload", payload)
 

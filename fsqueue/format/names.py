@@ -52,7 +52,7 @@ CounterName = NewType("CounterName", str)
 BATCH_TASKS_MAX = 1024
 """The most tasks that a batch holds."""
 TAKES_INSERTS = -1
-"""In place of the number of tasks in the log of an open batch: its file's name does not tell how many there are."""
+"""Stands in the name of an open batch's file in place of the number of tasks: their number is not known there."""
 
 NAMES_KEPT = 1024
 """Number of names of queues whose directories are remembered: an update names the same few again and again."""
@@ -90,7 +90,7 @@ _FRESH = re.compile(r"\.new-[0-9a-f]{16}")
 PLAIN = string.ascii_letters + string.digits + "_-.~@=+,"
 """The signs of a queue's name that stand for themselves in the name of its directory; a dot not at the beginning."""
 _BYTES = "|".join(f"{byte:02X}" for byte in range(1, 128) if chr(byte) not in PLAIN)
-"""Those below 128 that are encoded, in hexadecimal digits."""
+"""The bytes below 128 that are encoded, in hexadecimal digits."""
 _BEGIN = r"(?:%2E|(?=[^.]))"
 _ASCII = re.compile(rf"{_BEGIN}(?:[A-Za-z0-9_.~@=+,-]++|%(?:{_BYTES}))*+")
 _ENCODED = re.compile(rf"{_BEGIN}(?:[A-Za-z0-9_.~@=+,-]++|%(?:{_BYTES}|[89A-F][0-9A-F]))*+")
@@ -123,7 +123,7 @@ class TaskFileName(NamedTuple):
 
     @property
     def tasks(self) -> int:
-        """Return how many tasks the name promises; those of an open batch it does not know."""
+        """Return how many tasks a task file's name promises. That of an open batch counts none of those in its log."""
         return self.count + max(self.inserted or 0, 0)
 
     def sealed(self, tasks: int) -> TaskFileName:
@@ -430,7 +430,7 @@ def parse_queue_id(text: object) -> QueueId | None:
 
 
 def new_update(entropy: Entropy) -> UpdateId:
-    """Return what tells a new update from every other."""
+    """Return the id of a new update, which no other update has."""
     return UpdateId(entropy.hex16())
 
 
@@ -496,7 +496,7 @@ def parse_task_id(text: object) -> tuple[Batch, int]:
 
 
 def token(batch: Batch, index: int, lease: str) -> str:
-    """Return what names a lease on a task."""
+    """Return the token of a lease on a task."""
     return f"{task_id(batch, index)}@{lease}"
 
 

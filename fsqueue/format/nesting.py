@@ -15,12 +15,12 @@ NESTING_MAX = 200
 LINE_NESTING_MAX = NESTING_MAX + 1
 """Levels in a line of a task file: the object around the payload is one."""
 SHALLOW_BYTES = 2 * NESTING_MAX
-"""What is no longer than this cannot nest too deep."""
+"""JSON text that is no longer than this cannot nest too deep (bytes)."""
 RECORD_NESTING_MAX = 256
 """Levels in a record of a log. Everything that was ever written by an fsqueue has fewer; the history adds 2."""
 
 LONG_BYTES = 1 << 16
-"""Longer text is not copied to count its brackets."""
+"""The brackets of longer text are counted without a copy of the text (bytes)."""
 
 _OPEN, _CLOSE, _QUOTE = b'()"'
 _ONE_KIND = bytes.maketrans(b"[]{}", b"()()")

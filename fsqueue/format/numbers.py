@@ -29,7 +29,7 @@ _MASK = 0xFFFFFFFF
 
 
 class TaskVersion(NamedTuple):
-    """What a number names: one version of one task."""
+    """One version of one task, which a number names."""
 
     queue: QueueId
     place: bytes

@@ -36,7 +36,7 @@ PATIENCE_MS = (5_000, 3_600_000)
 DEPENDS = "depends"
 """A record of an update that changes nothing. It freezes tasks as they are, and is void if they are not so."""
 Records = Iterable[tuple[int, Record]]
-"""Parsed records, each with its offset."""
+"""Parsed records of a log, each with its offset."""
 
 
 class ReplayState(States):
@@ -66,7 +66,7 @@ class ReplayState(States):
         """Records of an update that has no decision file, with their offsets: the last records so far. They are judged
         at their `commit`, and void if another record comes first."""
         self.acted: list[tuple[int, Record]] = []
-        """What acted at the last record of an update, with its offsets: nothing, unless it was a `commit`."""
+        """The records that acted at an update's last record, with their offsets: none, unless that was a `commit`."""
         super().__init__()
 
     def replay(self, data: bytes, offset: int) -> int:
@@ -130,6 +130,7 @@ class ReplayState(States):
         """
         if not self.remaining or self.prepared:
             return b""
+        assert here >= self.stretch.since, "a checkpoint stands before the one that it follows"
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
             return line

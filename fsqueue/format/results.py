@@ -81,7 +81,7 @@ def is_kept_exactly(data: bytes) -> bool:
 
 
 class _Refused(Exception):
-    """There is no rule for a value: why, as the end of a sentence, and the keys that lead to it."""
+    """Say why a value cannot become JSON, as the end of a sentence, and which keys lead to the value."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)

@@ -49,9 +49,9 @@ class Sharing:
 
     def __init__(self, at: int) -> None:
         self.at = at
-        """When the first one froze it (ms). It has been frozen since, by one or another."""
+        """When the first update froze the task (ms). The task has been frozen since, by one update or another."""
         self.updates: list[UpdateId] = []
-        """Those that depend on it, one entry for each record that names it."""
+        """The updates that depend on the task, one entry for each record that names the task."""
 
 
 Verdict = list[int] | tuple[int, int, Priority | None]
@@ -69,18 +69,19 @@ class Prepared:
         self.file = file
         """The decision file that decides; None only while a replay judges an update that is all in one write."""
         self.patience_ms = patience_ms
-        """How long a process waits that meets them, before it asks for an `abort`. The largest one of the records."""
+        """How long a process that meets the records waits before it asks for an `abort` (ms): the longest of theirs."""
         self.records: list[tuple[int, int, dict[str, Any]]] = []
-        """Each with its offset, and the time at which it was judged. An `insert` of this process has no payload here.
+        """The records, each with its offset and the time at which it was judged. An `insert` of this process has no
+        payload here.
         """
         self.verdicts: list[Verdict] = []
-        """Of each of them what its judge has found."""
+        """What the judge of each record has found."""
         self.tasks: list[int] = []
-        """The tasks that they freeze."""
+        """The tasks that the records freeze."""
 
     @property
     def at(self) -> int:
-        """Return when the last one was written, as the log has it (ms)."""
+        """Return when the last record was written, as the log has it (ms)."""
         return self.records[-1][1]
 
     @property
@@ -90,7 +91,7 @@ class Prepared:
 
     @property
     def inserted(self) -> list[int]:
-        """Return the indices that its inserts have used up."""
+        """Return the indices that the inserts of the update have used up."""
         return [record["first"] for _, _, record in self.records if record["op"] == "insert"]
 
     def left_ms(self, waited_ms: int, now_ms: int, margin_ms: int) -> int:
@@ -222,13 +223,13 @@ class States:
         self.prepared: dict[UpdateId, Prepared] = {}
         """The updates that have prepared records here without an outcome."""
         self.frozen: dict[int, UpdateId] = {}
-        """The tasks that these name, each with its update; of several that depend on it, with one of them."""
+        """The tasks that prepared records name, each with its update; if several updates depend on it, with one."""
         self.shared: dict[int, Sharing] = {}
-        """Those of them on which updates only depend."""
+        """The frozen tasks on which updates only depend."""
         self._order = _AS_THEY_CAME
         """Tasks that are as they began are chosen in this order: by their ranks, equals by their indices."""
         self._frontier, self._end = 0, count
-        """From where on, and up to where, that order still has to be gone through."""
+        """The places in `_order` between which tasks are that no lessee has looked at."""
         self._ready: list[tuple[Rank, int]] = []
         """Tasks that have come back, or were inserted after ranks were learned."""
         self._returns: list[tuple[int, int]] = []
@@ -338,7 +339,7 @@ class States:
         self.take_ranks({index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST})
 
     def take_ranks(self, ranks: dict[int, Rank]) -> None:
-        """Do the same with ranks."""
+        """Choose the most urgent tasks first from now on. `ranks`: those of the tasks that have a priority."""
         if self.is_ranked:
             return
         get, state, touched, order = ranks.get, self.state, self.touched, self._order
@@ -670,11 +671,14 @@ class States:
         return None
 
     def bring(self, at: int, index: int, available_at: int, offset: int, priority: Priority | None) -> None:
-        """Give a reserved index its task. It is found as one that has come back: `choose` may have passed its place."""
+        """Give a reserved index its task. `choose` may have passed the index, and finds the task as one that has come
+        back.
+        """
         if priority is not None:
             self.rank_tasks({})
             self.priorities[index] = priority
             self.ranks[index] = rank_of(priority)
+        assert self.state[index] == SKIPPED, "an insert brings its task twice"
         self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset
         self.places[index] = offset
         self.remaining += 1
@@ -711,7 +715,7 @@ class States:
         several: bool,
         offset: int,
     ) -> list[int]:
-        """Give the free ones of `tasks` to a new lease; returns those."""
+        """Give the free ones of `tasks` to a new lease. Return the tasks that the lease has got."""
         if lease in self.ids:
             return []
         if self.frozen:
@@ -788,6 +792,8 @@ class States:
         heappush(self._returns, (self.since[index], index))
 
     def _return(self, index: int, available_at: int, offset: int) -> None:
+        """Take a task out of its lease. It is available from `available_at` on."""
+        assert self.state[index] == LEASED, "a task comes back that no lease holds"
         self.state[index] = AVAILABLE
         self.since[index] = available_at
         self.holder[index] = None
@@ -796,6 +802,7 @@ class States:
 
     def decide(self, index: int, outcome: int, at: int, offset: int) -> None:
         """Give a task an outcome. The caller has checked that its lease allows that, or that no lease holds it."""
+        assert self.state[index] <= LEASED < outcome, "a task gets a second outcome, or none"
         self.state[index] = outcome
         self.since[index] = at
         self.version[index] = offset

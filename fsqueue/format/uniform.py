@@ -18,7 +18,7 @@ from fsqueue.format import task_file
 _TAG = 9_115_726_943_000_001
 """The first of the numbers that stand for names, which are odd and beyond 2^53: no float is equal to one."""
 _DIGITS = b"9115726943"
-"""What they begin with. Lines that have these digits anywhere are decoded one by one."""
+"""The digits that tags begin with. Lines that have these digits anywhere are decoded one by one."""
 NAMES_MAX = 50
 """Objects with more members are decoded one by one: each name is looked for in all lines."""
 
