@@ -17,7 +17,7 @@ from fsqueue.interruptions import let_out
 from fsqueue.storage.store import Store
 
 GROUP_BYTES_MAX = 8 << 20
-"""A group is published when it has this many bytes, ..."""
+"""A group of batches is published when it has this many bytes, ..."""
 GROUP_BATCHES_MAX = 64
 """... or this many batches."""
 FILE_TASKS_MIN = 32
@@ -42,14 +42,14 @@ class EncodedTask(NamedTuple):
     """A task on its way to the disk. It was checked and encoded once: nothing that comes later looks into its line."""
 
     line: bytes
-    """As it stands in a task file, with its priority and its key in it."""
+    """The line of the task as it stands in a task file, with its priority and its key."""
     when: When
     priority: Priority | None = None
     rank: Rank = LAST
-    """That of its priority."""
+    """The rank of the task's priority."""
     key: str | None = None
     place: int | None = None
-    """Its index in the call, if it has one."""
+    """The task's index in the call, if it has one."""
 
 
 class Encoded:
@@ -60,9 +60,9 @@ class Encoded:
     def __init__(self, when: When, priorities: list[Priority] | None = None) -> None:
         self.when = when
         self.priorities = priorities
-        """Those of its tasks, the most urgent first. None if no task has one."""
+        """The priorities of the batch's tasks, the most urgent first. None if no task has one."""
         self.rank = rank_of(priorities[0]) if priorities else LAST
-        """That of its most urgent task."""
+        """The rank of the batch's most urgent task."""
         self.pieces: list[bytes | memoryview] = []
         self.tasks = self.size = 0
 
@@ -73,11 +73,11 @@ class Encoded:
         self.tasks += tasks
 
     def content(self) -> bytes | memoryview:
-        """Return what the file holds, copied only if it is in several pieces."""
+        """Return the content of the batch's file, copied only if it is in several pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def each(self) -> list[EncodedTask]:
-        """Return the tasks, in their order."""
+        """Return the batch's tasks, in their order."""
         lines = bytes(self.content()).splitlines(keepends=True)
         if self.priorities is None:
             return [EncodedTask(line, self.when) for line in lines]

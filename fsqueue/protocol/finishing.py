@@ -79,7 +79,7 @@ def _has_update(locked: LockedBatch) -> bool:
 
 
 def retire(locked: LockedBatch) -> None:
-    """Say `gone` in the log, unlink it, and close it."""
+    """Say `gone` in the log, unlink the log, and close it."""
     store = locked.store
     locked.log.append(movements.encode(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at))))
     store.fs.unlink(locked.log.path)
@@ -119,7 +119,7 @@ def is_over(locked: LockedBatch) -> bool:
 
 
 def missing_letters(locked: LockedBatch) -> int:
-    """Write the letters of dead tasks that have none yet, and sync them; how many."""
+    """Write the letters of dead tasks that have none yet, and sync them. Return how many these were."""
     dead = [index for index, state in enumerate(locked.replay_state.state) if state == DEAD]
     if any(index not in locked.log.lettered and locked.replay_state.holder[index] is None for index in dead):
         locked.recall()  # else a checkpoint would hide who made the last attempt

@@ -20,11 +20,11 @@ class AppendFailed(Exception):
         super().__init__(error)
         self.error = error
         self.new = new
-        """How many of its first tasks are in the queue."""
+        """How many of the append's first tasks are in the queue."""
         self.is_exact = is_exact
         """Whether no others are."""
         self.is_safe = is_safe
-        """Whether neither a power loss nor a purge that has just begun can still take them."""
+        """Whether neither a power loss nor a purge that has just begun can still take those tasks."""
 
     def of_one(self, store: Store) -> FsqueueError:
         """Return the error for the user, of an append of one task."""
@@ -37,7 +37,7 @@ LOOK_FIRST = "Look for it before you insert it again."
 """Advise how to go on when nobody knows whether a task without a key is in the queue."""
 NOTHING = "Nothing was inserted; the call may be repeated."
 MAY_GO = "A power loss, or a purge that has just begun, may still take {}."
-"""Say of what that is true that is in the queue, and could not be made durable."""
+"""The end of an error about tasks that are in the queue, and could not be made durable."""
 
 
 def is_in(store: Store, error: OSError | FsqueueError, new: int = 1) -> FsqueueError:

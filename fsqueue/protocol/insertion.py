@@ -139,13 +139,13 @@ class Published:
     def __init__(self) -> None:
         self.names: list[TaskFileName] = []
         self.layout: Layout | None = None
-        """That of the generation of these names."""
+        """The layout of the generation in which the published files are."""
         self.in_doubt = False
         """Whether the batch that came next may be published, too."""
         self.is_whole = False
         """Whether all of the group is published: an error that comes then is one of making it durable."""
         self.is_safe = True
-        """Whether neither a power loss nor a purge that has just begun can still take it."""
+        """Whether neither a power loss nor a purge that has just begun can still take what is published."""
 
     @property
     def tasks(self) -> int:
@@ -188,7 +188,7 @@ class _Done:
         self.in_stretch = 0
         """How many tasks of the present stretch are in the queue. All of the earlier ones are."""
         self.group = Published()
-        """What is published of the group that is being inserted. It is not among `in_stretch` yet."""
+        """What is published of the group that is being inserted. `in_stretch` does not count this yet."""
         self.failed: AppendFailed | None = None
         """The append that has failed. Its tasks are among `in_stretch`."""
         self._before = 0

@@ -201,7 +201,7 @@ class Claims:
     def __init__(self, store: Store, single: SingleInserter | None = None) -> None:
         self.store = store
         self._single = single
-        """What inserts in this process: it knows what it has synced."""
+        """The inserter of this process, which knows what it has synced."""
         self._durable: dict[Batch, int] = {}
         """Up to where this process knows the logs of some batches to be on disk: the end of a line."""
 
@@ -246,7 +246,8 @@ class Claims:
             return []
 
     def _living(self, layout: Layout, claim: KeyClaim, passed: Collection[UpdateId]) -> str | None:
-        """Do the same, but raise _Prepared if it depends on an update that is not decided.
+        """Return the id of the task that a claim names, as `living` does. _Prepared: an update that is not decided
+        tells whether the task lives.
 
         `passed`: updates that were not decided during this call. A task that they change lives.
         """

@@ -100,7 +100,7 @@ class Leaser:
         self._overpromised = 0
         """How many batches in a row had less urgent tasks than they promised."""
         self._corrected: set[Batch] | None = None
-        """In a strict look, the batches that have promised too much by their names. They do not count among these."""
+        """In a strict look, the batches whose names have promised too much. `OVERPROMISED_MAX` does not count these."""
         self._next_head: tuple[TaskFileName, Rank] | None = None
         """The batch that was looked into last, and the rank of the next task that it has; None if it has none. Without
         priorities a batch counts as having one until it is exhausted or found empty."""
@@ -111,7 +111,7 @@ class Leaser:
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
         self.holder: Holder | None = None
-        """What leases say of their worker, if they are made for another process; None: this process."""
+        """What leases say of their worker, if this leaser leases for another process; None: for this process."""
         self.shares: Shares | None = None
         """The holders among whom the tasks of a call are shared; None: all are for one."""
         self._of_run: tuple[Holder, Holder] | None = None

@@ -64,7 +64,7 @@ def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
 
 
 DISCARD = "Discard the result: this lease cannot settle the task any more."
-"""What a LeaseLost tells a worker to do."""
+"""The end of a LeaseLost: what the worker should do."""
 
 
 def already(tasks: str) -> str:
@@ -99,7 +99,7 @@ class Losses:
             raise self.error()
 
     def error(self) -> LeaseLost:
-        """Return what `check` raises."""
+        """Return the error that `check` raises."""
         said = []
         if self.tokens:
             why = ", ".join(sorted(self.reasons - {EXPIRED}))

@@ -16,6 +16,7 @@ def seal(locked: LockedBatch, at: int) -> None:
     inserts, and whose log says that it does not.
     """
     store, log, replay_state = locked.store, locked.log, locked.replay_state
+    assert replay_state.takes_inserts, "a batch is sealed that takes no inserts"
     if store.sync_inserts and not log.sync:
         store.fs.fsync(log.fd)  # what a reader counts by the record alone must not be lost before it
     name = locked.find_task_file()

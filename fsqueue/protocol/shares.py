@@ -15,14 +15,14 @@ Holder = dict[str, Any]
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """What one holder wants of a look: `n` tasks at most."""
+    """The tasks that one holder wants of a look: `n` at most."""
 
     n: int
     holder: Holder
     left: int = 0
-    """How many of them it still wants."""
+    """How many more tasks the holder wants."""
     leases: set[str] = field(default_factory=set)
-    """The leases that it has got."""
+    """The leases that the holder has got."""
 
     def __post_init__(self) -> None:
         self.left = self.n
@@ -38,10 +38,10 @@ class NewLease:
     several: bool
     share: Share | None = None
     offset: int = 0
-    """Where its record stands in the log."""
+    """Where the lease's record stands in the log."""
 
     def record(self, at: int, until: int) -> Record:
-        """Return the record that gives its tasks to it."""
+        """Return the record that gives the tasks to the lease."""
         return lease(at, self.id, self.tasks, until, self.holder, self.several)
 
     def hand_out(self, tasks: list[LeasedTask]) -> None:

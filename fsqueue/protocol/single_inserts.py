@@ -66,7 +66,7 @@ class _Appended(NamedTuple):
     new: int
     """How many of the first tasks are in the batch."""
     failure: OSError | FsqueueError | None = None
-    """Why not all of them are."""
+    """Why not all of the tasks are in the batch."""
     is_exact: bool = True
     """Whether no others are."""
 
@@ -638,6 +638,7 @@ def write_commit(locked: LockedBatch, at: int, update: UpdateId, of: int) -> Non
     """Append the records of an update that is one write, which were added, with their `commit`. StorageError if they
     do not act: then nothing is written, and the state must be dropped.
     """
+    assert of > 0, "an update of no records"
     if not locked.log.add(movements.record("commit", at, update=update, of=of)):
         raise StorageError(f"The records of an update do not act in {locked.log.path}. Nothing has happened.")
     locked.log.write()

@@ -20,7 +20,7 @@ class Charge(NamedTuple):
     """What ended an attempt that was charged, and the worker that had made it, as its lease says."""
 
     error: str | None
-    """The error of a `fail` record; None: its lease ran out."""
+    """The error of a `fail` record; None: the lease ran out."""
     worker: dict[str, Any] | None
 
 

@@ -51,7 +51,7 @@ class UpdateInOneLog:
         self._is_written = False
         """Whether the last try may have written anything."""
         self._log: LogSync | None = None
-        """What makes that durable, where it is to be."""
+        """What makes the update's records durable, where they must be."""
 
     def apply(self, syncs: LogSyncs, until: float) -> bool:
         """Let the update happen. False: nothing was done: the batch does not take the inserts, or a lease is lost.

@@ -88,17 +88,17 @@ class QueuePlan:
         """Open the queue, made if it is not there and the update inserts into it."""
         self.endings: dict[Batch, list[TaskChange]] = {}
         self.inserts: list[EncodedTask] = []
-        """Those without keys."""
+        """The inserts without keys."""
         self.keyed: dict[str, EncodedTask] = {}
-        """Of each key the first task that is to be inserted with it."""
+        """The first task that the update inserts with each key."""
         self.has_inserts = False
-        """Whether it inserts anything, with a key or without."""
+        """Whether the update inserts anything, with a key or without."""
         self.makes_available = False
-        """Whether it makes tasks available, now or later."""
+        """Whether the update makes tasks available, now or later."""
         self.freezes_free_tasks = False
-        """Whether its prepared records keep tasks from others that no lease holds."""
+        """Whether the update's prepared records keep other processes from tasks that no lease holds."""
         self.longest = 0
-        """The bytes of the longest task, or new payload, that it brings."""
+        """The bytes of the longest task, or new payload, that the update brings."""
 
     def change(self, change: TaskChange) -> None:
         """Add a change of a task that is there."""
@@ -122,7 +122,7 @@ class QueuePlan:
 
     @property
     def logs(self) -> int:
-        """Return how many logs it changes, about."""
+        """Return about how many logs the update changes."""
         return len(self.endings) + bool(self.inserts) + len(self.keyed)
 
     def ends(self, task: str) -> bool:
@@ -146,7 +146,7 @@ class QueuePlan:
 
 
 class Applied:
-    """What an update has brought about."""
+    """What an update has changed: new tasks, and new versions."""
 
     def __init__(self) -> None:
         self.inserted: dict[str, list[str]] = {}
@@ -232,7 +232,7 @@ class Conflicts:
             self.miss(queue, [ending], "there is no such task")
 
     def error(self) -> UpdateConflict:
-        """Return the error that lists all of them."""
+        """Return the error that lists all conflicts."""
         found = [*self.missing, *self.changed, *self.owned, *self.depends]
         which = "; ".join(f"{each.op} {each.id} in {each.queue}: {each.reason}" for each in found[:3])
         more = f"; and {len(found) - 3:,} more" if len(found) > 3 else ""

@@ -29,7 +29,7 @@ class LogSync:
             self._kept = resources.Kept(self.fd, locked.store.fs.drop)
 
     def sync(self) -> None:
-        """Make what was appended durable. OSError: it may not be."""
+        """Make the appended records durable. OSError: they may not be."""
         if self.fd >= 0:
             self.store.fs.fsync(self.fd)
 

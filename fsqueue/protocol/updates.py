@@ -198,7 +198,7 @@ class _Try:
         self._coordinator, self._group, self._tries = coordinator, group, tries
         self._clock, self._entropy = group.clock, group.entropy
         self._until = until
-        """When its time is over, on the monotonic clock."""
+        """When the time of the try is over, on the monotonic clock."""
         self._process = forks.depth
         self._update = names.new_update(group.entropy)
         self._part = UpdatePart(self._update)

@@ -28,7 +28,7 @@ class Worked:
     """What is known of the work on tasks, by batch and index."""
 
     ms: dict[tuple[Batch, int], int]
-    """How long it took."""
+    """How long the work on each task took (ms)."""
     used: dict[tuple[Batch, int], Used]
 
 

@@ -58,7 +58,7 @@ class Part(NamedTuple):
     bytes: int
 
     def has(self, batch: str) -> bool:
-        """Return whether a batch is one of them."""
+        """Return whether a batch is one of the part's."""
         distance = names.distance(self.first, batch)
         return distance is not None and distance < self.files
 
@@ -91,7 +91,7 @@ class Record(NamedTuple):
         return sum(getattr(part, what) for part in self.parts)
 
     def encode(self) -> bytes:
-        """Return its file's content."""
+        """Return the content of the record's file."""
         parts = [{field: getattr(part, field) for field in Part._fields} for part in self.parts]
         line = {"op": "commit", "id": self.id, "name": self.name, "at": self.at, "parts": parts}
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

@@ -79,6 +79,7 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
     counter that stays locked for `wait_s` seconds is passed over for another one.
     """
     store, log = locked.store, locked.log
+    assert locked.replay_state.finished, "a batch is counted that has not finished"
     fs, layout = store.fs, log.layout
     missing = completed - sum(there(store, layout, log.batch, *announced) for announced in locked.replay_state.counts)
     own = NUMBERS.index(store.counter_number)

@@ -123,7 +123,7 @@ class Ids:
         retrying.forget_published(store)
 
     def known(self) -> set[str]:
-        """Return those that have a letter, or had one that was dealt with."""
+        """Return the ids that have a letter, or had one that was dealt with."""
         return self.dead | self.settled
 
 

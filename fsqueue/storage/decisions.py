@@ -118,9 +118,9 @@ class DecisionRequest(NamedTuple):
     file: DecisionFileName
     update: UpdateId
     may_abort: bool = False
-    """Whether its records are old, so that the process decides against it if nothing is decided."""
+    """Whether the update's records are old, so that the process decides against it if nothing is decided."""
     beside: LogName | None = None
-    """The log in which it was prepared first, if the records name it."""
+    """The log in which the update was prepared first, if its records name that."""
 
 
 def ask(store: Store, asked: DecisionRequest) -> Decision | None:
@@ -310,7 +310,7 @@ class Vote:
     def __init__(self, update: UpdateId, logs: list[LogName]) -> None:
         self.update, self.logs = update, logs
         self.is_begun = False
-        """Whether its `commit` may stand in the file, or come there. From then on only the file tells the outcome."""
+        """Whether the update's `commit` may stand in the file, or come there: then only that tells the outcome."""
         self.is_durable = True
         """Whether a power loss cannot take the decision any more. False after a sync that has failed."""
 
@@ -334,9 +334,9 @@ class OwnDecisionFile:
         self.group, self.name = group, name
         self.path = decisions.path_of(group.path, name)
         self.is_left = False
-        """Whether no further update may be decided in it."""
+        """Whether no further update may be decided in the file."""
         self.is_named = False
-        """Whether its name is known to be on disk."""
+        """Whether the file's name is known to be on disk."""
         self.used_at = clock.monotonic()
         self._opened: _Opened | None = opened
         self._state = opened.file.state
@@ -347,7 +347,7 @@ class OwnDecisionFile:
 
     @property
     def is_full(self) -> bool:
-        """Return whether it is full: the next update goes into another file."""
+        """Return whether the file is full: the next update goes into another one."""
         return self._state.end >= decisions.FILE_BYTES_MAX
 
     def decide(self, vote: Vote, clock: Clock, entropy: Entropy, sync: bool) -> Decision:
@@ -441,7 +441,7 @@ class OwnDecisionFile:
             let_out(error)  # any other one is told by `vote`
 
     def _leave(self) -> None:
-        """Use the file no more: what this process knows of it cannot be trusted. Its mutex is held."""
+        """Use the file no more: what this process knows of it cannot be trusted. The caller holds the file's mutex."""
         self.is_left, self._opened = True, None
 
     def abandon(self) -> None:

@@ -73,7 +73,7 @@ class Finished(NamedTuple):
     records: Records
     """Offsets count only in comparison with each other: they may be numbers of records."""
     lines: list[bytes]
-    """Those of its task file, if that was small: by the tasks' indices. Else none."""
+    """The lines of the batch's task file, if that was small: by the tasks' indices. Else none."""
 
 
 def find(store: Store, batch: str) -> Records | None:

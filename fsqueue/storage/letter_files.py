@@ -283,7 +283,7 @@ def locked(
 
 
 class Successor(NamedTuple):
-    """What a `moved` line says of the file that replaces the one it stands in."""
+    """The file that replaces another one, as a `moved` line in that one says."""
 
     id: str
     size: int
@@ -353,7 +353,7 @@ def give_back(store: Store, layout: Layout, shard: Shard, file: LetterFile) -> i
 
 
 class _SortedOut(NamedTuple):
-    """What stays of a file and what goes. `kept`: the numbers of the lines that stay; `size`: their bytes."""
+    """The lines of a file that stay, and those that go. `kept`: the numbers of those that stay; `size`: their bytes."""
 
     kept: set[int]
     size: int
@@ -406,7 +406,7 @@ def _batch_of(task_id: str) -> str:
 
 
 def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[str]) -> set[str]:
-    """Return those batches of tasks that have a log, or may have one."""
+    """Return the batches of some tasks that have a log, or may have one."""
     batches = {batch for batch in map(names.parse_batch, map(_batch_of, task_ids)) if batch is not None}
     found = batches & either_of_two(lambda: listing.logs(store, shard))
     if store.fs.shared:  # where a listing may be old, each name is asked for

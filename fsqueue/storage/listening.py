@@ -32,7 +32,7 @@ NONE = -1
 
 
 BYTES = 16
-"""What the doorbell holds."""
+"""The content of the doorbell."""
 QUIET_S = 0.05
 """A process that inserts singly notifies no more often. A worker that was notified looks once more after this time, for
 what was inserted meanwhile.

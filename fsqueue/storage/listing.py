@@ -82,7 +82,7 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
 
 
 def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
-    """Return the same from the log's last checkpoint on, so that it costs what is alive in the batch.
+    """Return a batch's state, replayed from the log's last checkpoint on: it costs what is alive in the batch.
 
     Of tasks that had been completed or cancelled by then it says nothing else.
     """
@@ -95,7 +95,7 @@ def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
 
 
 def read_own_state(store: Store, batch: Batch) -> ReplayState | None:
-    """Return the same by the log alone: an update whose outcome it lacks counts as not decided."""
+    """Return the state of a batch by its log alone: an update whose outcome it lacks counts as not decided."""
     found = _of_log(store, batch, read_present)
     return found if found is not None and found.opened else None
 

@@ -54,7 +54,7 @@ class Undecided(NamedTuple):
     file: DecisionFileName
     """The decision file that decides."""
     is_old: bool
-    """Whether its patience is over: a process that needs the decision may decide against it."""
+    """Whether the update's patience is over: a process that needs the decision may decide against it."""
     old_ms: int
     """When that is so, as the file server's clock is expected to show it (ms)."""
     beside: LogName | None = None
@@ -183,6 +183,7 @@ class LockedBatch:
 
     def append_move(self, at: int, name: TaskFileName, target: TaskFileName) -> None:
         """Record that the task file is about to be renamed. Rename it after this, not before."""
+        assert name.batch == target.batch == self.batch, "a task file would get the name of another batch's"
         self.append_record("move", at, **{"from": str(name), "name": str(target)})
 
     def undecided(self) -> list[Undecided]:
@@ -284,7 +285,7 @@ class LockedBatch:
         return found
 
     def find_task_file(self) -> TaskFileName | None:
-        """Return the name that the file has; None if it is proven absent.
+        """Return the name that the task file has; None if the file is proven absent.
 
         What the log says last may not have been done: its author died before renaming, or was told that it failed.
         """
@@ -323,6 +324,7 @@ class LockedBatch:
     def rename_task_file_surely(self, target: TaskFileName) -> bool:
         """Give the file the name `target`, as `rename_task_file` does; OSError if that fails. False: there is none."""
         store, log = self.store, self.log
+        assert target.batch == log.batch, "a task file would get the name of another batch's"
         path = log.layout.task_file(target)
         log.is_named_so = False
         for name in self.task_file_names():
@@ -386,7 +388,7 @@ class LockedBatch:
             checks.hold(5, not is_late, f"{where}, a task comes at {due}, and {log.name} promises it for {promised}")
 
     def drop(self) -> None:
-        """Close the log: what this process knows of it cannot be trusted, or the batch is over."""
+        """Close the log: what this process knows of the log cannot be trusted, or the batch is over."""
         self._is_locked = False
         self.store.logs.drop(self.log)
 

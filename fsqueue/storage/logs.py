@@ -32,7 +32,8 @@ GONE_BYTES = 128
 SEAL_BYTES = 512
 """A `seal` is no longer than this."""
 RECENT_WINDOWS = (1 << 16, 1 << 19)
-"""What a view of what happened lately reads from the end of a log that has checkpoints."""
+"""How much a view of the latest movements reads from the end of a log that has checkpoints: bytes, and more bytes if
+those have no checkpoint."""
 _BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
 
 
@@ -57,7 +58,7 @@ def read_present(fs: Filesystem, path: str) -> ReplayState:
 
 
 def read_recent(fs: Filesystem, path: str, before_ms: int) -> tuple[ReplayState, int, int]:
-    """Return the same, from the last checkpoint of before some time on, or the oldest that a few steps find.
+    """Return the state of a log, from the last checkpoint of before some time on, or the oldest that a few steps find.
 
     With it: the time of that checkpoint (0 without one), and how many bytes were replayed.
     """
@@ -156,7 +157,7 @@ class LinesInLog:
 
 
 TaskLines = list[bytes] | LinesInLog
-"""The lines of a batch's tasks by their indices: those of its file, or of its log."""
+"""The lines of a batch's tasks by the tasks' indices: the lines of its task file, or those of its log."""
 
 
 def _bytes_from(log: Log, offset: int) -> bytes:
@@ -230,7 +231,7 @@ class Log:
         self.is_named_so = False
         """Whether this process saw the file under `name`, or renamed it so, and no other name was recorded since."""
         self.is_used = True
-        """Whether it was locked since `OpenLogs` looked for one to close."""
+        """Whether the log was locked since `OpenLogs` last looked for one to close."""
         self.single = False
         """Whether the task file was seen to have one name. Renaming it then leaves it with one."""
         self._insert_ids: InsertIds | None = None

@@ -39,7 +39,7 @@ class NumberFile(Journal):
     __slots__ = ()
 
     def end_of_torn(self, size: int) -> bytes:
-        """Return zeros that fill a torn record up: its number names nothing."""
+        """Return zeros that fill a torn record up. The number of that record names nothing."""
         return bytes(-size % RECORD_BYTES)
 
 

@@ -35,7 +35,7 @@ CHECKED = 2
 in a process that leaves each log behind.
 """
 _everywhere: WeakTable[OpenLogs, None] = WeakTable()
-"""Those of all queues that are open in this process."""
+"""The open logs of all queues that are open in this process."""
 
 
 class Follower(Protocol):
@@ -66,7 +66,7 @@ class OpenLogs:
         self._passed_at = -math.inf
         """When `let_go` last began to look for logs that are not used (monotonic clock)."""
         self.followers: WeakTable[Follower, None] = WeakTable()
-        """What else has descriptors of the queue's logs."""
+        """Objects beside the logs that have descriptors of the queue's logs."""
         _everywhere[self] = None
         forks.register(self, OpenLogs.after_fork)
         self.get = self._logs.get

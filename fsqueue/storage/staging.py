@@ -46,7 +46,7 @@ class Staged:
     is_published: bool | None = False
     """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
     is_synced: bool = False
-    """Whether it is on disk, as far as the queue's durability asks for that."""
+    """Whether the file is on disk, as far as the queue's durability asks for that."""
     process: int = field(default_factory=lambda: forks.depth)
     """The process that has made it: no other publishes or removes it."""
 

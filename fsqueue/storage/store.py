@@ -43,7 +43,7 @@ def domain_of(fs: Filesystem) -> str:
 
 
 class QueueHolder(Protocol):
-    """What holds queues, and opens them: an open group."""
+    """An open group, which holds queues, and opens them."""
 
     def open_root(self, fs: Filesystem) -> None:
         """Open the directory of a queue, which must not be done by its path."""
