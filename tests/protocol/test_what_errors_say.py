@@ -564,12 +564,15 @@ CLAIMS = re.compile(
 PARTS = (LOOK_FIRST, "They need not be its first ones", "So they are others, and were not inserted")
 """Of sentences above, what stands in a text of its own; and what tests/storage/test_commits.py leads to."""
 OTHERS = {
+    "cli/filequeue.py": "said before anything is inserted: tests/cli/test_import.py",
+    "cli/importing.py": "said before anything is inserted, or of a name that is used up: the same",
     "cli/insert_lines.py": "said before anything was inserted",
     "cli/insert_input.py": "said before anything was inserted",
     "cli/insert_source.py": "made of the error's numbers, or said before anything was inserted",
     "cli/inserting.py": "said before anything was inserted, or of a name that is used up",
     "cli/slurm.py": "no error of an insert",
     "fsqueue/administration.py": "no error of an insert",
+    "fsqueue/compat/taskqueue.py": "an argument that is refused first",
     "fsqueue/arguments.py": "an argument that is refused first",
     "fsqueue/service/streaming.py": "lines of a gateway's client: tests/service/test_bodies.py",
     "fsqueue/spark/options.py": "an option that is refused first",
