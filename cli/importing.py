@@ -55,13 +55,13 @@ fsqueue import --from-filequeue /scratch/me/old-queue http://localhost:8750/tile
               help="Take leased tasks, too, available at once: if no worker of DIR lives any more.")  # fmt: skip
 @click.option("--skip-bad", is_flag=True,
               help="Leave out what is no task: name it on standard error, and end with exit code 1.")  # fmt: skip
-@click.option("--commit", "name", metavar="NAME",
+@click.option("--commit", metavar="NAME",
               help="The name under which the tasks are inserted, once [made from the directory].")  # fmt: skip
 @json_option
 @click.pass_context
 def import_(
     ctx: click.Context, /, filequeue: str, queue: str, wait_s: float, take_leased: bool, skip_bad: bool,
-    name: str | None, as_json: bool,
+    commit: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Insert the unfinished tasks of a FileQueue into the queue Q, each once, and print how many are new.
 
@@ -81,7 +81,7 @@ def import_(
     which of them Q has had. A purge of Q forgets that DIR was taken over.
     """
     with FileQueue(filequeue) as source, one_queue(queue) as q:
-        takeover = Takeover(source, q, name or source.identity(), take_leased=take_leased, skip_bad=skip_bad)
+        takeover = Takeover(source, q, commit or source.identity(), take_leased=take_leased, skip_bad=skip_bad)
         until = time.monotonic() + wait_s
         look = source.look()
         while look.leased and not take_leased and (left_s := until - time.monotonic()) > 0:

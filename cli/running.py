@@ -192,6 +192,8 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option("--stoppable", is_flag=True,
               help="End when 'fsqueue slurm --stop Q' is typed, once the tasks at work have ended.")  # fmt: skip
+@click.option("--stops-before", type=click.IntRange(min=0), metavar="N",
+              help="Take --stop for typed before this worker's jobs N times; else, as often as it was.")  # fmt: skip
 @click.option(
     "--grace",
     "grace_s",
@@ -234,6 +236,7 @@ def run(
     dry_run: bool,
     forever: bool,
     stoppable: bool,
+    stops_before: int | None,
     result_stdout: bool,
     output: Output | None,
     match: str | None,
@@ -399,7 +402,7 @@ def run(
         DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"], away)
         return
     if stoppable:
-        _end_when_stopped(made, path_of(opened[0]))
+        _end_when_stopped(made, path_of(opened[0]), stops_before)
     try:
         if shown is not None:
             shown.start(made)
@@ -432,22 +435,25 @@ def run(
         raise click.exceptions.Exit(code)
 
 
-def _end_when_stopped(made: fsqueue.Worker, path: str) -> None:
-    """Begin a thread that ends a worker when the campaigns of a queue are stopped. UsageError if there is no file."""
+def _end_when_stopped(made: fsqueue.Worker, path: str, stops_before: int | None) -> None:
+    """Begin a thread that ends a worker when the campaigns of a queue are stopped. UsageError if there is no file.
+
+    `stops_before`: how often they were stopped before this worker's campaign began; None: it begins now.
+    """
     from fsqueue.storage import stops
 
     if is_address(path):
         raise click.UsageError("--stoppable is for a queue at a path: a gateway does not tell. No task was touched.")
     store = queue_at(path).store  # the thread's own
-    begun = stops.count(store)
+    known = stops.count(store) if stops_before is None else stops_before
 
     def watch() -> None:
         while True:
-            time.sleep(STOPPED_S)
             with suppress(OSError, fsqueue.FsqueueError):  # the worker finds out, and may have patience
-                if stops.count(store) != begun:
+                if stops.count(store) != known:
                     made.finish()
                     return
+            time.sleep(STOPPED_S)
 
     threading.Thread(target=watch, name="fsqueue-stops", daemon=True).start()
 

@@ -234,7 +234,7 @@ def slurm(
         raise click.UsageError("--max-jobs is for jobs that replace themselves: add --resubmit. Nothing was submitted.")
     if not ctx.meta["command"] and not {word.partition("=")[0] for word in for_run} & {"--call", "--load"}:
         raise click.UsageError("There is nothing to run. Give a command after '--', or --call.")
-    with run.make_context("fsqueue slurm", list(for_run)) as checked:
+    with run.make_context("fsqueue slurm", list(for_run), help_option_names=ctx.help_option_names) as checked:
         options = checked.params
         typed = click.core.ParameterSource.COMMANDLINE
         is_given = {name: checked.get_parameter_source(name) is typed for name in ("jobs", "threads")}
@@ -260,9 +260,10 @@ def slurm(
     paths = [path_of(queue) for queue in opened]
     has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
     one_worker = one_worker or names_launcher(ctx.meta["command"] or [])
-    for_worker = for_run[len(queues) :]
-    if resubmit and not options["stoppable"]:
-        for_worker = ["--stoppable", *for_worker]
+    for_worker, stops_before = for_run[len(queues) :], 0
+    if resubmit:
+        stops_before = opened[0].store.queue_state.stops
+        for_worker = ["--stoppable", "--stops-before", str(stops_before), *for_worker]
     cpus = _value(given, "-c", "--cpus-per-task")
     defaults = _defaults(given, paths[0], options)
     if not (has_tasks and one_worker):  # else the processors are those of what its commands start
@@ -296,7 +297,7 @@ def slurm(
         outer=outer,
     )
     if resubmit:
-        campaign = _campaign(submission, given, opened, paths, max_jobs or 1, options)
+        campaign = _campaign(submission, given, opened, paths, max_jobs or 1, options, stops_before)
         depends_on = _value(given, "-d", "--dependency") or ""
         if only_print:
             for slot in range(campaign.slots):
@@ -338,15 +339,20 @@ def _check_anew(given: list[str]) -> None:
 
 
 def _campaign(
-    submission: _Submission, given: list[str], opened: list[Any], paths: list[str], slots: int, options: dict[str, Any]
+    submission: _Submission,
+    given: list[str],
+    opened: list[Any],
+    paths: list[str],
+    slots: int,
+    options: dict[str, Any],
+    stops_before: int,
 ) -> Campaign:
-    """Return a new campaign of jobs that are submitted so."""
-    state = opened[0].store.queue_state
+    """Return a new campaign of jobs that are submitted so. `stops_before`: what its workers are told, too."""
     words = submission.sbatch
     early = _value(words, "--signal") or ""
     _, at, seconds = early.rpartition("@")
     return Campaign(
-        name=campaign_name(_value(words, "-J", "--job-name") or "fsqueue", state.id),
+        name=campaign_name(_value(words, "-J", "--job-name") or "fsqueue", opened[0].id),
         slots=slots,
         queues=paths,
         upstream=list(options["upstream"]),
@@ -354,7 +360,7 @@ def _campaign(
         sbatch=words,
         directory=os.getcwd(),
         warned_s=int(seconds) if at and seconds.isdecimal() else 0,
-        stops=state.stops,
+        stops=stops_before,
     )
 
 

@@ -260,6 +260,9 @@ def begin_job(script_path: str, told: str, is_again: bool) -> int:
         complain("the worker begins; another process goes on to submit the successor")
         words = [sys.executable, "-P", "-m", f"{__package__}.successors", script_path]
         subprocess.Popen([*words, encode(campaign, filling.relay), AGAIN], stdin=subprocess.DEVNULL)
+    if is_stopped(campaign):  # since the look above
+        complain("this job ends: the campaign was stopped (fsqueue slurm --stop)")
+        return LEAVE
     return 0
 
 

@@ -19,6 +19,7 @@ import pytest
 from fsqueue_cli.main import cli
 
 import fsqueue
+import fsqueue.compat.taskqueue  # a page names it
 from fsqueue import Queue
 from fsqueue.doctor import examination
 from fsqueue.filesystem import Mount

@@ -382,7 +382,7 @@ def test_a_stop_between_the_look_and_the_submission_leaves_no_job(
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(successors, "submit", submit)
-    assert step(slurm, monkeypatch, "1") == 0
+    assert step(slurm, monkeypatch, "1") == successors.LEAVE
     assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "CANCELLED"]
 
 
@@ -405,6 +405,20 @@ def test_a_stoppable_worker_finishes_its_task_and_no_other(busy: Queue, spawn: S
     (tmp_path / "go").touch()
     assert process.wait() == 0
     assert (busy.status().completed, busy.status().waiting) == (1, 2)
+
+
+def test_a_worker_whose_campaign_was_stopped_before_it_began_does_no_task(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn
+) -> None:
+    """The stop falls between the job's last look and the worker's first one."""
+    fsqueue_cli("slurm", "--stop", busy.path)
+    begin(fsqueue_cli, busy)
+    [line] = [line for line in slurm.jobs()[0]["script"].splitlines() if "--stoppable" in line]
+    assert "--stoppable --stops-before 1 " in line
+    fsqueue_cli("slurm", "--stop", busy.path)
+    done = fsqueue_cli("run", busy.path, "--forever", "--stoppable", "--stops-before", 1, "--", "true")
+    assert "its campaign was stopped" in done.stderr
+    assert busy.status().completed < 3, "it may have begun one before its first look"
 
 
 @pytest.mark.parametrize("words", [["-t", "60"], ["--resubmit"], ["--max-jobs", "3"], ["--", "true"]])

@@ -86,6 +86,7 @@ def verbs(queue: Queue) -> None:
     held = queue.attach(task.token)
     assert queue.attach(task.token, verify=False).id == held.id
     others += queue.lease(holder={"host": "node7", "name": "me", "pid": 5})
+    others += queue.lease_by_id([task.id], lease_s=30)
     shared: list[list[fsqueue.LeasedTask]] = queue.lease_for([(1, {"host": "node7"}), (2, {"host": "node8"})])
     others += [task for tasks in shared for task in tasks]
     until: float = held.lease_until
@@ -148,6 +149,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
         print(result.payload, result.result, result.took_s, result.as_dict()["error"])
     for info in infos:
         moves: list[fsqueue.Movement] = queue.history(info.id)
+        if queue.result(info.id, timeout_s=60) is None:
+            print(queue.result(queue.insert(1)))
         yield info.as_dict() | {"state": info.state, "moves": [move.as_dict() for move in moves]}
     print(fsqueue.wait([queue]), fsqueue.wait(fsqueue.queues("/scratch"), timeout_s=1))
 
@@ -186,6 +189,7 @@ def run(queue: Queue) -> fsqueue.WorkerReport:
     try:
         return worker.run()
     finally:
+        worker.finish()
         worker.stop()
 
 
