@@ -23,6 +23,7 @@ from fsqueue_cli.main import COMMANDS, cli
 
 from fsqueue import Queue
 from tests.cli.terminal import Terminal
+from tests.filequeues import Files
 from tests.support import base_of, log_files, needs_root, open_to_all
 
 pytestmark = pytest.mark.once
@@ -156,6 +157,10 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("dead", "list"): [["Q"], ["Q", "--each"], ["Q", "--where", EVIL], ["Q", "--where", f"error~{EVIL}("]],
     ("dead", "retry"): [["Q"], ["Q", EVIL], ["Q", "DEAD"], ["Q", "-"]],
     ("dead", "purge"): [["Q"], ["Q", "--yes"], ["Q", "DEAD", "--yes"]],
+    ("import",): [
+        ["Q", "--from-filequeue", "FILEQUEUE"], ["Q", "--from-filequeue", "FILEQUEUE", "--skip-bad"],
+        ["Q", "--from-filequeue", EVIL], ["Q", "--from-filequeue", "FILEQUEUE", "--skip-bad", "--commit", EVIL],
+    ],
     ("lease",): [["Q", "-n", "9"], ["Q", "--tokens"], ["Q", "--worker", EVIL]],
     ("complete",): [["Q", "TOKEN"], ["Q", "LOST"], ["Q", "-"], ["Q", "TOKEN", "--result", EVIL]],
     ("renew",): [["Q", "TOKEN"], ["Q", "LOST"]],
@@ -273,6 +278,7 @@ class Hostile:
             "LOST": foreign.token,
             "FILE": f"file{EVIL_NAME}",
             "EVILNODE": EVIL,
+            "FILEQUEUE": "filequeue",
         }
         self._records(worker, foreign.batch, foreign.lease)
         self._files(queue)
@@ -315,6 +321,10 @@ class Hostile:
         (self.place / f"file{EVIL_NAME}").write_text(f"{json.dumps(EVIL)}\n{EVIL}\n1")
         (self.place / "good").write_text("1\n")
         (self.place / "evil.py").write_text(f"def boom(payload):\n    raise ValueError({EVIL!r})\n")
+        taken_over = Files(self.place / "filequeue")
+        taken_over.add(EVIL)
+        taken_over.add(text=EVIL)
+        (taken_over.home / "queue" / f"x{EVIL_NAME}").touch()
         (self.place / "bin").mkdir()
         sbatch = self.place / "bin/sbatch"
         sbatch.write_text(f"#!{sys.executable}\nprint({EVIL!r})\nraise SystemExit(1)\n")

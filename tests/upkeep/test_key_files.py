@@ -19,6 +19,7 @@ from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, key_epochs_record
 from fsqueue.format.models import GcReport
+from fsqueue.protocol import fast_path
 from fsqueue.storage import keys
 from fsqueue.upkeep import key_files
 from fsqueue.upkeep.refusals import Refusals
@@ -142,7 +143,11 @@ def test_the_server_s_own_process_seals_what_a_client_left(mounted: Mounted, has
     class CutOff(Exception):
         pass
 
-    with mock.patch.object(client._inserter, "_append", side_effect=CutOff) as cut_off, pytest.raises(CutOff):
+    with (
+        mock.patch.object(fast_path, "insert_next", return_value=None),
+        mock.patch.object(client._inserter, "_append", side_effect=CutOff) as cut_off,
+        pytest.raises(CutOff),
+    ):
         client.insert("x", key="k")
     locked, [(identity, task)] = cut_off.call_args.args
     opening = b"".join(locked.log._added)
