@@ -163,5 +163,6 @@ def test_a_queue_is_drained_by_jobs_that_are_too_short_for_it(campaigns: dict[st
 def test_a_limit_that_no_task_fits_ends_the_campaign(campaigns: dict[str, Jobs]) -> None:
     jobs = campaigns["unfit"]
     jobs.until("no job is left", lambda found: not any(found.values()))
-    assert "no task fits the time limit" in jobs.logs()
-    assert len(jobs.seen) in (4, 5)
+    said = jobs.logs()
+    assert said.count("no task fits the time limit") == 1
+    assert said.count("follows this one") in (3, 4), "it went on while other campaigns were looked at"
