@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import DeadLetter, Queue, StorageError
+from fsqueue.filesystem import resources
 
 pytestmark = pytest.mark.once
 
@@ -37,6 +38,26 @@ def test_a_generator_closes_no_number_that_an_interrupted_call_has_given_back(
     letters.close()
     for fd in others:
         os.close(fd)
+
+
+def test_a_lock_that_outlives_an_interrupted_call_unlocks_no_number_that_the_call_has_given_back(
+    queue: Queue, tmp_path: Path
+) -> None:
+    """Whatever keeps it, such as a debugger that keeps frames: a `with` was interrupted before its first line."""
+    queue.insert("a task")
+    store, path = queue.store, tmp_path / "other"
+    lock = store.locked(store.layout.cancelled)
+    before = resources.mark()
+    fd = lock.__enter__().fd
+    resources.give_back(before, KeyboardInterrupt())
+    others = [os.open(path, os.O_RDWR | os.O_CREAT) for _ in range(20)]
+    assert fd in others
+    assert store.fs.try_lock(fd)
+    del lock
+    other = os.open(path, os.O_RDWR)
+    assert not store.fs.try_lock(other)
+    for one in (*others, other):
+        os.close(one)
 
 
 def test_a_generator_reads_nothing_by_such_a_number(letters: Iterator[DeadLetter]) -> None:

@@ -541,6 +541,16 @@ class Filesystem(Rooted):
 
     # -- locks and time ------------------------------------------------------------------------
 
+    def unlocking(self, fd: int) -> resources.Closing:
+        """Give the lock of a file back, if it was taken, and close the file at the end of a `with` block."""
+        return resources.Closing(fd, self._end_section)
+
+    def _end_section(self, fd: int) -> None:
+        try:
+            self.end_lock(fd)
+        finally:
+            self.close(fd)
+
     def end_lock(self, fd: int) -> None:
         """Give a lock back at the end of a section, before the descriptor is closed.
 

@@ -321,17 +321,14 @@ def undecided(store: Store, error: OSError | FsqueueError) -> FsqueueError:
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     """Propose a record: durable, and locked while this lasts, so that no process takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
-    with fs.closing(store.making_generation(lambda: fs.create(path))) as fd:
-        try:
-            if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
-                raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
-            fs.write_all(fd, record.encode())
-            if store.sync_inserts:
-                fs.fsync(fd)
-                store.names.sync(layout.pending)
-            yield
-        finally:
-            fs.end_lock(fd)
+    with fs.unlocking(store.making_generation(lambda: fs.create(path))) as fd:
+        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
+            raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
+        fs.write_all(fd, record.encode())
+        if store.sync_inserts:
+            fs.fsync(fd)
+            store.names.sync(layout.pending)
+        yield
 
 
 def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
@@ -470,10 +467,7 @@ def _attending(store: Store, path: str) -> Iterator[None]:
     fs = store.fs
     with ExitStack() as stack:
         with suppress(OSError):
-            fd = fs.look(path, os.O_RDWR)
-            stack.callback(fs.close, fd)
-            if fs.try_lock(fd):
-                stack.callback(fs.end_lock, fd)
+            fs.try_lock(stack.enter_context(fs.unlocking(fs.look(path, os.O_RDWR))))
         yield
 
 

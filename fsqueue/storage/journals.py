@@ -55,19 +55,16 @@ def locked(
     (FileNotFoundError). With 0 nobody asks: the file only grows, and a purge moves it away with its generation.
     """
     for left in reversed(range(max(1, looks))):
-        with fs.closing(fs.open_append(path) if flags == MADE else fs.look(path, flags)) as fd:
+        with fs.unlocking(fs.open_append(path) if flags == MADE else fs.look(path, flags)) as fd:
             journal = kind(fs, path, fd)
-            try:
-                journal.take_lock(clock, entropy, wait_s, one_name)
-                if not looks or journal.is_in_place():
-                    yield journal
-                    return
-                if looks == 1:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                if not left:
-                    raise StorageError(f"{path} was replaced or removed each time it was opened. Repeat the call.")
-            finally:
-                fs.end_lock(fd)
+            journal.take_lock(clock, entropy, wait_s, one_name)
+            if not looks or journal.is_in_place():
+                yield journal
+                return
+            if looks == 1:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if not left:
+                raise StorageError(f"{path} was replaced or removed each time it was opened. Repeat the call.")
 
 
 @contextmanager

@@ -45,6 +45,9 @@ INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 MANY = {"batch_tasks_max": 4, "shards": 1}
 FEW = WORK | {"insert": 2.0, "insert_few": 6.0, "insert_many": 0.5}
 """Small streams, each of which is one append, beside single inserts and work."""
+LARGE = {"batch_tasks_max": 32, "shards": 1}
+TOGETHER = WORK | {"insert": 4.0, "insert_few": 6.0, "insert_many": 0.3}
+"""Most tasks come into few large batches, in which they are at different points of their lives."""
 SPREAD = (("protocol.encoding:FILE_TASKS_MIN", 2), ("protocol.insertion:FILE_TASKS_MIN", 2))
 """On a network mount small streams are spread over files, and an append for their rests."""
 
@@ -140,6 +143,8 @@ SCENARIOS = {
         Scenario("steps", actions=WORK, faults=("clock", "clock", "delay", "kill")),
         Scenario("steps-local", shared=False, hosts=1, actions=WORK, faults=("clock", "clock", "delay", "kill")),
         Scenario("steps-measured", actions=WORK, faults=("clock", "clock", "delay", "kill"), compare_clocks=True),
+        Scenario("steps-large", actions=TOGETHER, faults=("clock", "clock", "delay", "kill"), tasks_before=0, singly=True, settings=LARGE),
+        Scenario("steps-large-local", shared=False, hosts=1, actions=TOGETHER, faults=("clock", "clock", "delay", "kill"), tasks_before=0, singly=True, settings=LARGE),
         Scenario("power-purge", shared=False, hosts=1, actions=PURGES, faults=("power", "kill"), lossy=True),
         Scenario("beside", actions={"consume": 6.0, "status": 4.0, "insert_many": 1.0}, workers=4, tasks_before=20),
         Scenario("stale-purge", actions=PURGES, stale=0.9),
