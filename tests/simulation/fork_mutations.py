@@ -54,6 +54,6 @@ MUTATIONS = [
         "the lock of a key's file is closed, and not given back",
         "a child has the file open, too: no process inserts with the key as long as it lives",
         "keyed-fork",
-        (("journals.locked", "fs.end_lock(fd)", "None"),),
+        (("Filesystem._end_section", "self.end_lock(fd)", "None"),),
     ),
 ]
