@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass, replace
 JOBS_MAX = 1000
 """Maximum number of jobs of a campaign at once."""
 QUICK_S = 60.0
-"""A job that begins sooner than this after its predecessor could came quickly: that one did not work for long."""
+"""A job came quickly if it begins sooner than this after the earliest time at which its predecessor could begin."""
 PAUSE_S, PAUSE_S_MAX = 30.0, 3600.0
-"""Least time between two jobs of a slot after the first that came quickly; the most. It doubles in between."""
-VAIN_MAX = 3
-"""After so many jobs in a row that used their time, and in which no task ended, no task fits."""
+"""Least time between two jobs of a slot after the first that came quickly, and the longest. Each one doubles it."""
+FRUITLESS_MAX = 3
+"""Number of jobs in a row that used their time without one task ended, after which no task is said to fit."""
 MEASURED_MIN = 20
-"""One such job is enough if so many durations were measured, and all are longer than the limit."""
+"""Number of measured durations, all longer than the limit, from which on one such job is enough."""
 ABSENT_MAX = 5
-"""After so many jobs in a row that found no queue, the queue was deleted."""
+"""Number of jobs in a row that found no queue, after which the queue counts as deleted."""
 EARLY_S = 90.0
 """Slurm may warn a worker up to a minute too early, and looks every half minute."""
 WARNED_EXITS = frozenset(128 + number for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT))
@@ -86,11 +86,11 @@ class Relay:
     pause_s: float = 0.0
     """By how much it had to begin later than that one, at least."""
     quick: int = 0
-    """How many jobs before it came quickly, in a row."""
-    vain: int = 0
-    """How many jobs before it used their time in vain, in a row."""
+    """Number of earlier jobs in a row that came quickly."""
+    fruitless: int = 0
+    """Number of earlier jobs in a row that used their time without one task ended."""
     absent: int = 0
-    """How many jobs before it found no queue, in a row."""
+    """Number of earlier jobs in a row that found no queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +168,13 @@ def after(relay: Relay, found: Sighting, evidence: Evidence) -> Relay:
     """Return what a job that has found this hands to its own successor. `job` is left to the caller."""
     came_quickly = relay.job is not None and found.at - relay.at < QUICK_S + relay.pause_s
     quick = relay.quick + 1 if came_quickly else 0
-    vain = relay.vain
+    fruitless = relay.fruitless
     if found.ended != relay.ended:
-        vain = 0
+        fruitless = 0
     elif relay.job is not None and _used_its_time(evidence):
-        vain += 1
+        fruitless += 1
     pause_s = min(PAUSE_S * 2 ** min(quick - 1, 20), PAUSE_S_MAX) if quick else 0.0
-    return replace(relay, at=found.at, ended=found.ended, pause_s=pause_s, quick=quick, vain=vain, absent=0)
+    return replace(relay, at=found.at, ended=found.ended, pause_s=pause_s, quick=quick, fruitless=fruitless, absent=0)
 
 
 def after_nothing(relay: Relay, at: float, is_absent: bool) -> Relay:
@@ -198,8 +198,8 @@ def _used_its_time(evidence: Evidence) -> bool:
 def why_none_fits(relay: Relay, evidence: Evidence) -> str | None:
     """Return why nothing more is submitted: no task fits the time limit. None if one may."""
     limit_s, shortest_s = evidence.limit_s, evidence.shortest_s
-    if relay.vain and limit_s is not None and shortest_s is not None and shortest_s > limit_s:
+    if relay.fruitless and limit_s is not None and shortest_s is not None and shortest_s > limit_s:
         return f"The shortest task that was measured took {shortest_s:,.0f} s, and a job has {limit_s:,.0f} s."
-    if relay.vain >= VAIN_MAX:
-        return f"The last {relay.vain} jobs used their time, and no task ended meanwhile."
+    if relay.fruitless >= FRUITLESS_MAX:
+        return f"The last {relay.fruitless} jobs used their time, and no task ended meanwhile."
     return None

@@ -601,11 +601,16 @@ def wait(
             if canvas is not None:
                 canvas.draw(partial(line, text=progress_line(total(looks) if len(looks) > 1 else looks[0])))
 
+        idle_exit: int | None = None
         try:
             found = _wait(watched, timeout_s, show if canvas is not None else None, no_workers_s)
-        except (KeyboardInterrupt, click.exceptions.Exit):
+        except KeyboardInterrupt:
             closing.pop_all()  # a thread uses them still
             raise
+        except click.exceptions.Exit as ended:
+            closing.pop_all()
+            watched, errors = _opened(queues, match, {})
+            found, idle_exit = fsqueue.wait([one.queue for one in watched], 0), ended.exit_code
         finally:
             if canvas is not None:
                 canvas.clear()
@@ -630,7 +635,7 @@ def wait(
     for error in errors.values():
         raise click.exceptions.Exit(error.exit_code)  # what it says was said at the start
     if not all(status.drained for status in last):
-        raise click.exceptions.Exit(TIMEOUT_EXIT)
+        raise click.exceptions.Exit(TIMEOUT_EXIT if idle_exit is None else idle_exit)
     if any(status.dead for status in last):
         raise click.exceptions.Exit(DEAD_EXIT)
 

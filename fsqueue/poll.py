@@ -130,6 +130,14 @@ def _store_of(queue: object) -> Store:
         raise from_os_error(error, f"opening the queue {path}") from error
 
 
+def _pause_s(waited_s: float, bounds_s: tuple[float, float], entropy: Entropy) -> float:
+    """Return how long to pause after a look that has found nothing, `waited_s` after the wait began: about a tenth of
+    that time, within bounds, and a random quarter of it more or less.
+    """
+    shortest_s, longest_s = bounds_s
+    return min(max(shortest_s, waited_s * LATE), longest_s) * (0.75 + entropy.random() / 2)
+
+
 class Backlog:
     """The tasks of some queues, to wait until all are done."""
 
@@ -174,10 +182,9 @@ class Backlog:
                 return found
             if left <= 0:
                 return last_statuses(found, self.statuses, self.is_drained)
-            shortest, longest = WAIT_S
-            pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
+            pause_s = max(_pause_s(now - begin, WAIT_S, entropy), (now - looked_at) * (1 / LOOK_SHARE - 1))
             open_logs.let_go()
-            clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
+            clock.sleep(min(pause_s, left))
 
 
 def last_statuses(
@@ -221,7 +228,7 @@ def result_of(
     task_id = task.id if isinstance(task, TaskRef) else task
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     found, store = look(task_id), store_of()
-    clock, random = store.clock, store.entropy.random
+    clock = store.clock
     begin = clock.monotonic()
     while found.state in UNFINISHED:
         waited = clock.monotonic() - begin
@@ -230,10 +237,8 @@ def result_of(
                 f"The task {task_id} is {found.state} still, after {round(waited, 2):g} s. It goes on: wait for its "
                 "result again, or cancel it."
             )
-        shortest, longest = RESULT_S
-        pause = min(max(shortest, waited * LATE), longest) * (0.75 + random() / 2)
         open_logs.let_go()
-        clock.sleep(min(pause, timeout - waited))
+        clock.sleep(min(_pause_s(waited, RESULT_S, store.entropy), timeout - waited))
         found = look(task_id)
     if found.state == CANCELLED:
         raise TaskFailed(f"The task {task_id} was cancelled: it has no result.", found)

@@ -312,31 +312,40 @@ class TaskQueue:
             tuple(backoff_exceptions), tuple(execute_args), dict(execute_kwargs or {}), before_fn, after_fn, verbose
         )
         stops, patience = _Stop(stop_fn), _Patience(min_backoff_window, max_backoff_window)
-        began, executed, tries, wait_s = time.monotonic(), 0, 0, 0.0
+        began, executed, tries, pause_s, wait_s = time.monotonic(), 0, 0, 0.0, 0.0
         with _interruptible() as interrupt:
-            while not interrupt.asked:
-                tries += 1
+            while True:
+                found: builtins.list[tuple[fsqueue.LeasedTask, AnyTask]] = []
                 try:
-                    found = self._leased(1, lease_seconds, wait_s)
-                    if found:
-                        interrupt.is_busy = True
-                        outcome = attempt.run(*found[0])
-                        interrupt.is_busy = False
-                        if outcome == "done":
-                            executed, tries = executed + 1, 0
-                    if stops(executed, tries, time.monotonic() - began, attempt.took_s):
+                    interrupt.is_waiting = True
+                    if interrupt.asked:
                         break
-                    if not found:
-                        wait_s = patience.next_s()  # the next look waits so long for a task
-                    elif outcome == "backoff":
-                        time.sleep(patience.next_s())
-                        wait_s = 0.0
-                    else:
-                        patience.end()
-                        wait_s = 0.0
+                    time.sleep(pause_s)
+                    found = self._leased(1, lease_seconds, wait_s)
+                    interrupt.is_waiting = False
                 except KeyboardInterrupt:
-                    if interrupt.is_busy or not interrupt.asked:
+                    if not interrupt.has_ended_wait():
                         raise
+                    if found:
+                        self.queue.release(found[0][0])
+                    break
+                tries += 1
+                outcome: Outcome | None = None
+                if found:
+                    interrupt.is_busy = True
+                    outcome = attempt.run(*found[0])
+                    interrupt.is_busy = False
+                    if outcome == "done":
+                        executed, tries = executed + 1, 0
+                if stops(executed, tries, time.monotonic() - began, attempt.took_s):
+                    break
+                pause_s = wait_s = 0.0
+                if not found:
+                    wait_s = patience.next_s()  # the next look waits up to `wait_s` for a task
+                elif outcome == "backoff":
+                    pause_s = patience.next_s()
+                else:
+                    patience.end()
         attempt.say("INFO the loop has ended")
         return executed
 
@@ -481,15 +490,26 @@ class _Patience:
 class _Interrupt:
     """Take Ctrl-C: the first one asks for the end, and ends a wait at once; a second one raises KeyboardInterrupt."""
 
-    asked = is_busy = False
+    asked = False
+    """Whether Ctrl-C has come."""
+    is_waiting = False
+    """Whether the loop waits, in a `try` that takes the KeyboardInterrupt by which a first Ctrl-C ends the wait."""
+    is_busy = False
+    """Whether a task is being executed: the user is told that the loop goes on until it is done."""
 
     def __call__(self, number: int, frame: object) -> None:
         was_asked, self.asked = self.asked, True
-        if was_asked or not self.is_busy:
+        if was_asked or self.is_waiting:
             raise KeyboardInterrupt
-        print(  # noqa: T201 - the user waits for a word
-            "Interrupted: the loop ends after this task. Ctrl-C again ends it at once.", flush=True
-        )
+        if self.is_busy:
+            print(  # noqa: T201 - the user waits for a word
+                "Interrupted: the loop ends after this task. Ctrl-C again ends it at once.", flush=True
+            )
+
+    def has_ended_wait(self) -> bool:
+        """Return whether a KeyboardInterrupt was this object's, which has ended a wait."""
+        was_waiting, self.is_waiting = self.is_waiting, False
+        return was_waiting and self.asked
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class NamedLeaser(Leaser):
         """Return the tasks that could be leased, of those at these places of batches. [] in a paused queue.
 
         Tasks are left out that are not available now: not due, held by a worker, ended, or not there. So are those of a
-        batch that stays locked for `BUSY_WAIT_S`, or that an undecided update holds for so long. A task that must go
+        batch that stays locked for `BUSY_WAIT_S`, or that an undecided update holds for as long. A task that must go
         alone is left out unless it is the only one that is named. Errors as of `lease`.
         """
         self.begin(now=True)

@@ -1,6 +1,6 @@
 """Replace everything in a queue by a named commit, which begins a generation (docs/design.md, section 4.4).
 
-Order, under the lock of `queue.jsonl`:
+Who has proposed one of its attempts is waited for before the lock is taken. Order, under the lock of `queue.jsonl`:
 
 1. Make the next generation's directory, move the staged attempts into it unless another process publishes them, and
    write the commit's record there. Sync.
@@ -34,6 +34,7 @@ def begin(store: Store, record: Record) -> Record:
     OSError nothing has begun.
     """
     fs, layout, queue_state = store.fs, store.layout, store.queue_state
+    commits.end_proposals(store, layout, record.attempts(), commits.LOCK_S)
     with locked(fs, store.clock, store.entropy, store.path) as queue_file, ExitStack() as undo:
         if queue_file.state != queue_state:
             store.refresh(now=True)

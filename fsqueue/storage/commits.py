@@ -434,11 +434,11 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
 
 def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> None:
     """Rename into their shards whatever listings show, until two of them in a row show nothing."""
-    fs, directory, vain = store.fs, layout.attempt(attempt, commit), 0
+    fs, directory, empty_looks = store.fs, layout.attempt(attempt, commit), 0
     for _ in range(ROUNDS):
         found = staged(store, layout, attempt, commit, parts)
-        vain = 0 if found else vain + 1
-        if vain == 2:
+        empty_looks = 0 if found else empty_looks + 1
+        if empty_looks == 2:
             return
         staging.prepare(store, layout, sorted({staging.shard_directory(layout, name) for name in found}))
         for name in sorted(found):

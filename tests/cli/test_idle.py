@@ -85,7 +85,11 @@ def test_wait_ends_if_nobody_works_for_so_long(fsqueue_cli: Run, queue: Queue, p
     assert "1 task waits, and nothing was leased for " in result.stderr
     assert re.search(f"fsqueue run {re.escape(place)}(/q)? -- COMMAND", result.stderr)
     assert "--no-workers-timeout is over: nothing was changed" in result.stderr
+    assert result.stdout == "completed 0 of 1 (0.0%), waiting 1, leased 0\n"
     assert queue.status().waiting == 1
+    told = json.loads(fsqueue_cli("wait", place, *SOON, "--json", code=15).stdout)
+    assert told["waiting"] == 1
+    assert told["queue"].startswith(place)
 
 
 def test_wait_for_a_group_ends_so_too(fsqueue_cli: Run, tmp_path: Path, place_of: Callable[[Path], str]) -> None:

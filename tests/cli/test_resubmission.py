@@ -454,7 +454,7 @@ USED = Evidence("TIMEOUT", 3600.0, 3600.0, 40.0)
 
 
 @pytest.mark.parametrize(
-    ("evidence", "ended", "vain"),
+    ("evidence", "ended", "fruitless"),
     [
         (USED, 7, 2),
         (USED, 8, 0),
@@ -470,17 +470,19 @@ USED = Evidence("TIMEOUT", 3600.0, 3600.0, 40.0)
         (Evidence("TIMEOUT", 9.0, 60.0, 40.0), 7, 1),
     ],
 )
-def test_only_a_job_that_used_its_time_and_saw_no_task_end_counts(evidence: Evidence, ended: int, vain: int) -> None:
-    relay = Relay(job="1", at=1000.0, ended=7, vain=1)
-    assert after(relay, found(9000.0, ended), evidence).vain == vain
+def test_only_a_job_that_used_its_time_and_saw_no_task_end_counts(
+    evidence: Evidence, ended: int, fruitless: int
+) -> None:
+    relay = Relay(job="1", at=1000.0, ended=7, fruitless=1)
+    assert after(relay, found(9000.0, ended), evidence).fruitless == fruitless
 
 
 def test_why_none_fits() -> None:
-    assert why_none_fits(Relay(vain=2), USED) is None
-    assert "no task ended" in (why_none_fits(Relay(vain=3), USED) or "")
-    assert "3,601 s" in (why_none_fits(Relay(vain=1), replace(USED, shortest_s=3601.0)) or "")
-    assert why_none_fits(Relay(vain=1), replace(USED, shortest_s=3599.0)) is None
-    assert why_none_fits(Relay(vain=0), replace(USED, shortest_s=3601.0)) is None, "one job has to try"
+    assert why_none_fits(Relay(fruitless=2), USED) is None
+    assert "no task ended" in (why_none_fits(Relay(fruitless=3), USED) or "")
+    assert "3,601 s" in (why_none_fits(Relay(fruitless=1), replace(USED, shortest_s=3601.0)) or "")
+    assert why_none_fits(Relay(fruitless=1), replace(USED, shortest_s=3599.0)) is None
+    assert why_none_fits(Relay(fruitless=0), replace(USED, shortest_s=3601.0)) is None, "one job has to try"
 
 
 def test_an_empty_place_is_not_filled_while_no_task_ends() -> None:

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -365,6 +367,40 @@ def test_ctrl_c_ends_an_idle_worker_at_once(tmp_path: Path) -> None:
         going.send_signal(signal.SIGINT)
         assert going.stdout.read().splitlines()[-1] == "0"
     assert going.returncode == 0
+
+
+@pytest.mark.parametrize("tasks", [0, 1])
+def test_ctrl_c_between_any_two_steps_of_the_loop_ends_it(
+    tq: TaskQueue, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taskqueue, "PAUSE_S", 0.001)
+    steps, at, left = 0, 0, Counter[str]()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps
+        if frame.f_code is not TaskQueue.poll.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and isinstance(signal.getsignal(signal.SIGINT), taskqueue._Interrupt):
+            steps += 1
+            if steps == at:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    while at <= steps:
+        if tasks:
+            tq.purge()
+            tq.insert(partial(tiles.note, 1, out=os.devnull))
+        steps, at = 0, at + 1
+        sys.settrace(trace)
+        try:
+            executed = tq.poll(stop_fn=lambda tries: tries == 3, min_backoff_window=0, max_backoff_window=0)
+        finally:
+            sys.settrace(None)
+        assert executed == tq.completed <= tasks
+        left[next(iter(tq.queue.tasks())).state if executed < tasks else "nothing"] += 1
+    assert at > 100
+    assert left["leased"] <= 1, left  # the lease that was being returned
 
 
 def test_a_loop_in_a_thread_leaves_signals_alone(tq: TaskQueue) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import CommitLost, CommitReport, FsqueueError, LeaseLost, LockTimeout, Queue, StorageFull
 from fsqueue.clock import Clock, ManualClock
-from tests.concurrency.trapped import needs_room, trapped
+from tests.concurrency.trapped import Trapped, needs_room, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, files_below, generations_of, leftovers, raised
 from tests.waiting import PATIENCE_S, until, until_nothing_reaps
 
@@ -289,6 +289,29 @@ def test_parts_that_another_process_is_about_to_decide_for_stay_where_they_are(q
     assert overwriting.publish(parts, overwrite=True).repeated
     drain(q, clock)
     assert leftovers(q) == []
+
+
+def test_others_do_not_wait_meanwhile_for_the_queues_lock(q: Queue, clock: ManualClock) -> None:
+    """The first wait for a proposer that lives is before the lock of queue.jsonl."""
+    waits: list[str] = []
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if is_link(step, args):
+            raised(LockTimeout, lambda: overwriting.publish(parts, overwrite=True))
+        return call(*args)
+
+    def waiting(step: str, call: Any, *args: Any) -> Any:
+        got = call(*args)
+        if step == "try_lock" and not got and not waits:
+            waits.append(step)
+            Queue(q.path, clock=clock).pause("maintenance")
+        return got
+
+    appending, overwriting, parts = staged_twice(q, clock, trap)
+    overwriting.store = Queue(q.path, clock=clock, filesystem=Trapped(str(q.path), waiting)).store
+    appending.publish(parts)
+    assert waits
+    assert Queue(q.path).paused is not None
 
 
 def test_a_proposer_that_waits_for_the_attempt_is_waited_for(q: Queue) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation import wiring
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,5 +19,11 @@ def worlds_end(request: pytest.FixtureRequest) -> Iterator[None]:
     pytest keeps the world of a test that has failed.
     """
     yield
+    if not request.session.testsfailed:
+        until(_no_world_is_left, "each world of this module has ended")
+
+
+def _no_world_is_left() -> bool:
+    """Return whether all worlds have ended: a thread that ends, and a finalizer, may keep one for moments."""
     gc.collect()
-    assert request.session.testsfailed or not list(wiring.alive)
+    return not list(wiring.alive)
