@@ -231,11 +231,17 @@ def margin_ms(error_ms: int) -> int:
     return min(max(least, 2 * error_ms), most)
 
 
+LONGEST_S = MS_MAX / 1000
+"""The longest duration that an argument may have (seconds)."""
+
+
 def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:
     """Return `seconds` as whole milliseconds, rounded up. InvalidArgument, naming the argument."""
+    if type(seconds) is int and least_s <= seconds <= LONGEST_S:  # as in most cases
+        return seconds * 1000
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidArgument(f"{name} must be a number of seconds, not {shown(seconds)}.")
-    if not least_s <= seconds <= MS_MAX / 1000:  # a NaN is not, either
+    if not least_s <= seconds <= LONGEST_S:  # a NaN is not, either
         raise InvalidArgument(f"{name} must be between {least_s:g} and {MS_MAX // 1000} seconds, not {shown(seconds)}.")
     return math.ceil(seconds * 1000 - 1e-6)
 

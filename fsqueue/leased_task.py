@@ -119,6 +119,21 @@ class LeasedTask:
     """The process that has entered its `with` block, by `forks.depth`."""
     solo = False
     """Leased alone, because it may have killed a worker."""
+    attempt: int
+    """1 for the first attempt; failures and expired leases count."""
+    version: int
+    """A number that each change of the task changes; the one that the lease has given it. A renewal gives another,
+    which is not told here: updates go by the lease."""
+    generation: int
+    """The queue's generation that it was leased from; 0 if only its token is known."""
+    poll: Ahead | None
+    """The loop that has leased it, if one has."""
+    began: float | None
+    """When a loop that leases ahead handed it out, on the queue's monotonic clock; None: with its lease, or unknown."""
+    took_s: float | None
+    """How long the work on it took, if that was measured."""
+    used: Used | None
+    """What the work used, if that was measured."""
 
     def __init__(
         self,
@@ -138,22 +153,10 @@ class LeasedTask:
         self.lease = lease
         self.payload = payload
         self.attempt = attempt
-        """1 for the first attempt; failures and expired leases count."""
         self.version = version
-        """A number that each change of the task changes; the one that the lease has given it. A renewal gives another,
-        which is not told here: updates go by the lease."""
         self.until_ms = until_ms
         self.generation = generation
-        """The queue's generation that it was leased from; 0 if only its token is known."""
-        self.poll: Ahead | None = None
-        """The loop that has leased it, if one has."""
-        self.began: float | None = None
-        """When a loop that leases ahead handed it out, on the queue's monotonic clock; None: with its lease, or
-        unknown."""
-        self.took_s: float | None = None
-        """How long the work on it took, if that was measured."""
-        self.used: Used | None = None
-        """What the work used, if that was measured."""
+        self.poll = self.began = self.took_s = self.used = None
 
     @property
     def id(self) -> str:

@@ -405,7 +405,7 @@ class Queue(Maintenance):
         """
         if type(n) is not int or n < 1:
             whole("n", n)
-        lease_ms = None if lease_s is None else self._lease_ms(lease_s)
+        lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
         if wait_s != 0:
             waits_s = duration_ms(wait_s, "wait_s") / 1000
             return self._lease_waiting(
@@ -605,7 +605,7 @@ class Queue(Maintenance):
                 found, refused = results_of({task.id: result})
                 refuse(refused)
                 [encoded] = found.values()
-            is_done = result is None and task.poll is not None and task.poll.complete(task)
+            is_done = task.poll is not None and result is None and task.poll.complete(task)
             if not is_done and not fast_path.complete_in_hand(self.store, task, encoded):
                 transitions.complete(self.store, [task], transitions.result_of(task, encoded))
             task.done = True

@@ -27,6 +27,12 @@ _AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
 """The order of tasks as they were inserted. An entry of a tuple is found faster than one of a range."""
 
 
+def run_of(tasks: list[int]) -> slice | None:
+    """Return where tasks stand that follow each other in the order of their indices; None if these do not."""
+    begin, end = tasks[0], tasks[-1] + 1
+    return slice(begin, end) if end - begin == len(tasks) and tasks == list(range(begin, end)) else None
+
+
 class Lease:
     """The right to execute tasks of one batch. `tasks` are those it was given."""
 
@@ -40,6 +46,10 @@ class Lease:
         self.is_alone = False
         """Whether one task is all that the call that made it has leased."""
         self.tasks: list[int] = []
+
+    def __lt__(self, other: Lease) -> bool:
+        """Return False: heaps of leases order them by their ids, and two may have the same one in a damaged log."""
+        return False
 
 
 class Sharing:
@@ -120,7 +130,6 @@ class States:
         "_order",
         "_ready",
         "_returns",
-        "_serial",
         "attempts",
         "available_at",
         "base_version",
@@ -233,8 +242,8 @@ class States:
         self._ready: list[tuple[Rank, int]] = []
         """Tasks that have come back, or were inserted after ranks were learned."""
         self._returns: list[tuple[int, int]] = []
-        self._expiries: list[tuple[int, int, Lease]] = []
-        self._serial = 0
+        self._expiries: list[tuple[int, str, Lease]] = []
+        """When each lease ends, or would have ended before a renewal; its id, and the lease."""
         self.fresh_end, self.quiet_until = 0, 0
         """What `survey` has found. `Log.catch_up` forgets it: a section that comes between may change anything."""
 
@@ -257,6 +266,13 @@ class States:
         latest, state, holder = self.leases.get(lease), self.state, self.holder
         if latest is None:
             return []
+        size, run = len(tasks), run_of(tasks) if len(tasks) > 1 else None
+        if (
+            run is not None  # as in most cases
+            and holder[run].count(latest) == size
+            and state.count(LEASED, run.start, run.stop) == size
+        ):
+            return list(tasks)
         return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
 
     def is_free(self, index: int, at: int) -> bool:
@@ -410,16 +426,10 @@ class States:
                 return [index], [], False
         state, touched, end = self.state, self.touched, self._end
         chosen = []
-        if order is _AS_THEY_CAME:
-            stop = max(place, min(place + most, end))
-            run = range(place, stop)
-            if (
-                state.count(AVAILABLE, place, stop) == len(run)
-                and touched.isdisjoint(run)
-                and (limit is LAST or self.ranks.get(stop - 1, LAST) <= limit)
-            ):
-                chosen += run
-                place = stop
+        stop = max(place, min(place + most, end))
+        if self._are_fresh(place, stop) and (limit is LAST or self.ranks.get(stop - 1, LAST) <= limit):
+            chosen += range(place, stop)
+            place = stop
         while len(chosen) < most and place < end:
             index = order[place]
             if state[index] == AVAILABLE and index not in touched:
@@ -442,10 +452,20 @@ class States:
             return False
         place = begin = self._untouched()
         order, state, touched, end = self._order, self.state, self.touched, min(self._end, begin + SURVEYED)
+        if self._are_fresh(begin, end):
+            place = end
         while place < end and state[order[place]] == AVAILABLE and order[place] not in touched:
             place += 1
         self.fresh_end, self.quiet_until = place, until
         return place > begin + 1
+
+    def _are_fresh(self, begin: int, end: int) -> bool:
+        """Return whether the tasks at these places are known to be as they began, and in the order of their indices."""
+        return (
+            self._order is _AS_THEY_CAME
+            and self.state.count(AVAILABLE, begin, end) == end - begin
+            and self.touched.isdisjoint(range(begin, end))
+        )
 
     def _by_rank(self, at: int, limit: Rank) -> Iterator[int]:
         """Take off and yield the tasks that may be available and are not less urgent than `limit`, by their ranks."""
@@ -722,7 +742,15 @@ class States:
             tasks = [index for index in tasks if index not in self.frozen]
         made = Lease(lease, at, until - at if until > at else 0, worker)
         given = made.tasks
-        state, since, holder, version = self.state, self.since, self.holder, self.version
+        state, since = self.state, self.since
+        holder, version = self.holder, self.version
+        if len(tasks) > 1 and (run := run_of(tasks)) is not None:
+            begin, end = run.start, run.stop
+            if state.count(AVAILABLE, begin, end) == len(tasks) and max(since[run]) <= at:  # as in most cases
+                self._set_run(run, LEASED, until, offset)
+                holder[run] = [made] * len(tasks)
+                given += tasks
+                tasks = []
         for index in tasks:
             if state[index] == AVAILABLE:
                 if since[index] > at:
@@ -737,28 +765,38 @@ class States:
             version[index] = offset
             given.append(index)
         if given:
-            made.is_alone = len(given) == 1 and not several
+            made.is_alone = not several and len(given) == 1
             self.leases[lease] = made
             self.ids.add(lease)
             self.touched.update(given)
-            self._serial += 1  # `_expects`, without a frame of its own
-            heappush(self._expiries, (until, self._serial, made))
+            heappush(self._expiries, (until, lease, made))  # `_expects`, without a frame of its own
         return given
 
     def complete(self, at: int, tasks: list[int], offset: int, result: Any = None) -> None:
         """Complete tasks. The caller has checked that its lease holds them."""
         state, since, version = self.state, self.since, self.version
-        for index in tasks:
-            state[index] = COMPLETED
-            since[index] = at
-            version[index] = offset
+        done = len(tasks)
+        if done > 1 and (run := run_of(tasks)) is not None:
+            self._set_run(run, COMPLETED, at, offset)
+        else:
+            for index in tasks:
+                state[index] = COMPLETED
+                since[index] = at
+                version[index] = offset
         if self.places:
             self._forget_places(tasks)
-        self.remaining -= len(tasks)
-        self.done[COMPLETED] += len(tasks)
+        self.remaining -= done
+        self.done[COMPLETED] += done
         self.touched.difference_update(tasks)
         if result is not None:
             self.results.update(dict.fromkeys(tasks, result))
+
+    def _set_run(self, run: slice, state: int, since: int, offset: int) -> None:
+        """Give tasks in a row the same state, time and version."""
+        size = run.stop - run.start
+        self.state[run] = bytes((state,)) * size
+        self.since[run] = [since] * size
+        self.version[run] = [offset] * size
 
     def reschedule(self, at: int, since: dict[int, int]) -> None:
         """Give open tasks new times at `at`: from when they are available, or until when they are leased.
@@ -784,8 +822,7 @@ class States:
         return False
 
     def _expects(self, until: int, lease: Lease) -> None:
-        self._serial += 1  # leases themselves cannot be compared
-        heappush(self._expiries, (until, self._serial, lease))
+        heappush(self._expiries, (until, lease.id, lease))
 
     def _comes_back(self, index: int) -> None:
         """Let `choose` find an available task."""

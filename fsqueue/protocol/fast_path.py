@@ -23,6 +23,9 @@ from fsqueue.storage.logs import TAIL_BYTES, Log
 from fsqueue.storage.record_times import FAR_MS
 from fsqueue.storage.store import Store
 
+FIRST = 1
+"""The number of the attempt at a task that is as it began."""
+
 
 class Unusual(Exception):
     """Something is not as usual. Nothing was changed."""
@@ -51,7 +54,8 @@ def lease_next(
     if not log.mutex.acquire(False):
         held.remove(log)
         return None
-    fs, fd, is_locked, is_sound = store.fs, log.fd, False, False
+    fs, fd = store.fs, log.fd
+    is_locked = is_sound = False
     try:
         try_lock, pread = fs.try_lock, fs.pread  # what objects hold is looked up first: see decision 26
         if fd < 0 or not try_lock(fd):
@@ -64,9 +68,12 @@ def lease_next(
             if last > at + FAR_MS:
                 raise Unusual
             at = last
-        if (state._frontier + 1 >= state.fresh_end or at >= state.quiet_until) and not _survey(log, at):
-            raise Unusual
-        index, lines = state._order[state._frontier], log.lines or ()
+        place = state._frontier
+        if place + 1 >= state.fresh_end or at >= state.quiet_until:
+            if not _survey(log, at):
+                raise Unusual
+            place = state._frontier
+        index, lines = state._order[place], log.lines or ()
         try:
             line = lines[index]
             record = loads(line)
@@ -78,11 +85,11 @@ def lease_next(
             raise Unusual from None
         base, lease = log.end, store.entropy.hex16()
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
-        tasks = [[index, index + 1]]
-        made = {"op": "lease", "at": at, "lease": lease, "tasks": tasks, "until": until, "worker": holder}
+        named = [[index, index + 1]]
+        made = {"op": "lease", "at": at, "lease": lease, "tasks": named, "until": until, "worker": holder}
         if not state.lease(at, lease, [index], until, holder, False, base):
             raise Unusual
-        state._frontier += 1
+        state._frontier = place + 1
         state.at = at
         if until < state.quiet_until:
             state.quiet_until = until
@@ -90,8 +97,7 @@ def lease_next(
         if CHECK:
             LockedBatch.entered(store, log).check_invariants()
         assert queue is not None  # a method of it called this
-        attempt, generation = state.attempts[index] + 1, log.layout.generation
-        task = LeasedTask(queue, batch, index, lease, payload, attempt, base, until, generation)
+        task = LeasedTask(queue, batch, index, lease, payload, FIRST, base, until, log.layout.generation)
         if len(record) > 1:
             task.key, task.priority = record.get("key"), record.get("priority")
         is_sound = True
@@ -141,7 +147,8 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
     if not log.mutex.acquire(False):
         held.remove(log)
         return False
-    fs, fd, is_locked, is_sound = store.fs, log.fd, False, False
+    fs, fd = store.fs, log.fd
+    is_locked = is_sound = False
     try:
         try_lock, pread = fs.try_lock, fs.pread
         if fd < 0 or not try_lock(fd):
@@ -213,7 +220,8 @@ def insert_next(store: Store, batch: Batch, identity: str, task: bytes) -> tuple
     if not log.mutex.acquire(False):
         held.remove(log)
         return None
-    fs, fd, is_locked, is_sound = store.fs, log.fd, False, False
+    fs, fd = store.fs, log.fd
+    is_locked = is_sound = False
     try:
         try_lock, pread = fs.try_lock, fs.pread
         if fd < 0 or not try_lock(fd):

@@ -175,6 +175,16 @@ class Leaser:
         if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
             self.let_go()
             return []
+        batch, limit = self.current, None
+        if batch is not None and batch == self.selection.batch_in_hand and up_to is None and not strict:
+            if queue_file.state.is_ordered:
+                limit = self.selection.limit_in_hand(batch)
+            else:
+                limit = LAST  # no head is better, whatever has come meanwhile
+                if n == 1 and self.shares is None:
+                    next_one = fast_path.lease_next(store, batch, lease_ms, self._holder(), self.queue())
+                    if next_one is not None:
+                        return next_one
         held: list[LeasedTask] = []
         self._bound = LAST
         if up_to is not None:
@@ -182,14 +192,10 @@ class Leaser:
             if self._has_none(up_to):
                 return []
             self._bound = up_to
-        selection, batch = self.selection, self.current
+        selection = self.selection
         if strict:
             selection.sweep()
-        elif batch is not None and up_to is None and (limit := selection.limit_in_hand(batch)) is not None:
-            if n == 1 and self.shares is None and not queue_file.state.is_ordered:
-                next_one = fast_path.lease_next(store, batch, lease_ms, self._holder(), self.queue())
-                if next_one is not None:
-                    return next_one
+        elif batch is not None and limit is not None:
             self._limit = limit
             got = self._from_batch(batch, None, n, n, lease_ms)
             if got not in (BUSY, UNDECIDED) and (self._next_head is None or not got or queue_file.state.is_ordered):

@@ -80,6 +80,8 @@ class Selection:
         """Heads that are left out of the heap while they rest."""
         self._in_hand: tuple[TaskFileName, Rank] | None = None
         """The batch that gave a task last: no head, until a choice is to be made. A worker that stays sorts nothing."""
+        self.batch_in_hand: Batch | None = None
+        """Which batch that is."""
         self._limit = LAST
         """The rank of the best head, as long as `_in_hand` is set."""
         self._until = 0.0
@@ -242,8 +244,8 @@ class Selection:
 
     def take_off(self, batch: Batch) -> None:
         """Forget a batch until a listing shows it again: it has nothing left."""
-        if self._in_hand is not None and self._in_hand[0].batch == batch:
-            self._in_hand = None
+        if batch == self.batch_in_hand:
+            self._in_hand = self.batch_in_hand = None
         self._let_go()
         self._heads.pop(batch, None)
 
@@ -263,8 +265,7 @@ class Selection:
 
     def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
         """Take in what is left of the batch that gave a task last: the next task may come from it, too."""
-        in_hand = self._in_hand
-        if in_hand is not None and in_hand[0].batch == name.batch:
+        if name.batch == self.batch_in_hand:
             self._in_hand = name, rank
             return
         self._let_go()
@@ -276,10 +277,11 @@ class Selection:
         self._wake(name.batch, self._seen_at)
         self._limit = self.limit()
         self._until = min(self._old_at(), self._passed_over[0][0]) if self._passed_over else self._old_at()
-        self._in_hand = name, rank
+        self._in_hand, self.batch_in_hand = (name, rank), name.batch
 
     def limit_in_hand(self, batch: Batch) -> Rank | None:
-        """Return the rank up to which this batch may go on giving tasks, without a choice among the heads.
+        """Return the rank up to which this batch may go on giving tasks, without a choice among the heads, in a queue
+        with priorities.
 
         None: choose. Another batch is in hand, or its next task is less urgent than the best head of another, or
         something is to be listed.
@@ -287,8 +289,6 @@ class Selection:
         in_hand = self._in_hand
         if in_hand is None or in_hand[0].batch != batch:
             return None
-        if not self.store.queue_file.state.is_ordered:
-            return LAST  # no head is better, whatever has come meanwhile
         if in_hand[1] > self._limit:
             return None
         now = self.store.clock.monotonic()
@@ -301,7 +301,7 @@ class Selection:
         """Put the batch in hand among the heads, before any of them is chosen."""
         in_hand = self._in_hand
         if in_hand is not None:
-            self._in_hand = None
+            self._in_hand = self.batch_in_hand = None
             self._take_in(_Head(*in_hand), self._seen_at)
 
     def rest(self, name: TaskFileName) -> None:

@@ -398,7 +398,8 @@ class Log:
         one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
         then discard the log.
         """
-        fs, fd, base, stretch = self.fs, self.fd, self.end, self.replay_state.stretch
+        fs, fd, base = self.fs, self.fd, self.end
+        stretch = self.replay_state.stretch
         pread, write, covers = fs.pread, fs.write, stretch.append  # C code, held by objects: see decision 26
         if self.torn:
             for _, torn in fs.pieces(fd, base):

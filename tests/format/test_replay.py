@@ -502,3 +502,38 @@ def test_a_record_is_well_formed_with_all_its_fields_and_not_without_one(record:
 def test_every_kind_of_record_that_acts_is_known() -> None:
     assert {record["op"] for record in WHOLE} == set(replay._HANDLERS)
     assert is_well_formed({"op": "of a later version", "at": 1})
+
+
+def test_two_leases_of_one_id_may_end_at_the_same_time() -> None:
+    """Behind a checkpoint nothing is known any more of the ids of leases that have ended. A log may repeat one."""
+    tape = Tape()
+    tape.lease(110, "a", 0, until=200)
+    tape.replay_state.ids.clear()
+    tape.lease(110, "a", 1, until=200)
+    assert [holder and holder.id for holder in tape.replay_state.holder] == ["a", "a", None]
+    assert sorted(tape.replay_state.choose(200, 3, 0, None)[0]) == [0, 1, 2]
+
+
+def test_a_lease_of_tasks_in_a_row_gets_those_that_are_free() -> None:
+    tape = Tape(4)
+    tape.lease(110, "a", 1, until=300)
+    tape.end("release", 120, "a", 1, available_at=200)
+    tape.lease(130, "b", 0, 1, 2, until=300)
+    assert tape.states == [LEASED, AVAILABLE, LEASED, AVAILABLE]
+    tape.lease(200, "c", 0, 1, 2, 3, until=300)
+    assert [holder and holder.id for holder in tape.replay_state.holder] == ["b", "c", "b", "c"]
+    tape.end("complete", 210, "b", 0)
+    tape.lease(300, "d", 0, 1, 2, 3, until=400)
+    assert tape.states == [COMPLETED, LEASED, LEASED, LEASED]
+
+
+def test_tasks_in_a_row_are_completed_by_the_lease_that_holds_them() -> None:
+    tape = Tape(4)
+    tape.lease(110, "a", 0, 1, until=300)
+    tape.lease(110, "b", 2, 3, until=300)
+    tape.end("complete", 120, "a", 0, 1, 2)
+    assert tape.states == [COMPLETED, COMPLETED, LEASED, LEASED]
+    tape.end("complete", 120, "a", 0, 1)
+    tape.end("complete", 130, "b", 1, 2, 3)
+    assert tape.replay_state.since == [120, 120, 130, 130]
+    assert tape.replay_state.remaining == 0

@@ -213,7 +213,7 @@ def told(value: object) -> object:
     return value
 
 
-NOT_KNOWN = {"fresh_end", "quiet_until", "_frontier", "_order", "_serial", "stretch", "prepared"}
+NOT_KNOWN = {"fresh_end", "quiet_until", "_frontier", "_order", "stretch", "prepared"}
 """What is not compared: what a survey finds; and what is compared as below."""
 
 

@@ -29,18 +29,18 @@ MUTATIONS: dict[str, Mutation] = {
         "several",
         0,
         "Leaser.lease",
-        "n == 1 and self.shares is None and not queue_file.state.is_ordered",
-        "self.shares is None and not queue_file.state.is_ordered",
+        "n == 1 and self.shares is None",
+        "self.shares is None",
     ),
-    "for several holders": of("rules", 1, "Leaser.lease", "n == 1 and self.shares is None and ...", "n == 1 and ..."),
+    "for several holders": of("rules", 1, "Leaser.lease", "n == 1 and self.shares is None", "n == 1"),
     "in a queue with priorities": Mutation(  # either precondition would do
         "priority",
         13,
         (
             (
                 "Leaser.lease",
-                "n == 1 and self.shares is None and not queue_file.state.is_ordered",
-                "n == 1 and self.shares is None",
+                "if queue_file.state.is_ordered: ...\nelse: ...",
+                "if False: ...\nelse: ...",
             ),
             ("_survey", "name.priority is not None", "False"),
         ),
@@ -50,9 +50,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a lease not caught up": of("other", 0, "lease_next", "if pread(fd, TAIL_BYTES, log.end): ...", "if False: ..."),
     "a lease in a log far ahead": of("server's time", 5, "lease_next", "if last > at + FAR_MS: ...", "if False: ..."),
     "a lease behind the log's time": of("time", 2, "lease_next", "at = last", "at = at"),
-    "the last task": of(
-        CALM, 0, "lease_next", "state._frontier + 1 >= state.fresh_end", "state._frontier >= state.fresh_end"
-    ),
+    "the last task": of(CALM, 0, "lease_next", "place + 1 >= state.fresh_end", "place >= state.fresh_end"),
     "something comes back": of("time", 6, "lease_next", "at >= state.quiet_until", "False"),
     "the own lease runs out": of("time", 6, "lease_next", "if until < state.quiet_until: ...", "if False: ..."),
     "a line nests too deep": of("damage", 5, "lease_next", "if len(line) > nesting.SHALLOW_BYTES: ...", ""),
