@@ -218,11 +218,11 @@ class Ending:
         self.unknown: list[str] = []
         self.done: list[fsqueue.LeasedTask] = []
 
-    def together(self, act: Callable[[AnyQueue, list[fsqueue.LeasedTask]], object]) -> None:
+    def end_at_once(self, act: Callable[[AnyQueue, list[fsqueue.LeasedTask]], object]) -> None:
         """Call `act` on all at once."""
         self._do(act, max(1, len(self._tokens)))
 
-    def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
+    def end_singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
         """Call `act` on one after the other."""
         self._do(lambda q, tasks: act(tasks[0]), 1)
 
@@ -322,7 +322,7 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
         raise click.UsageError(
             "A result is given by --result, and others on standard input. Nothing was done. Give all on standard input."
         )
-    ending.together(
+    ending.end_at_once(
         lambda q, tasks: q.complete(tasks, {task.id: ending.results.get(task.token, value) for task in tasks})
     )
 
@@ -337,7 +337,7 @@ def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: b
 
     --json prints until when each of the renewed leases lasts, in Unix seconds: "lease_until".
     """
-    Ending(queue, tokens, RENEWED, as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
+    Ending(queue, tokens, RENEWED, as_json).end_at_once(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
 
 
 @click.command(epilog=example('fsqueue release Q "$token" --delay 1m'))
@@ -347,7 +347,7 @@ def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: b
 @json_option
 def release(queue: str, tokens: tuple[str, ...], delay_s: float, as_json: bool) -> None:
     """Put the tasks of the TOKENs back ('-': read them from standard input). It does not count as an attempt."""
-    Ending(queue, tokens, "released", as_json).together(lambda q, tasks: q.release(tasks, delay_s))
+    Ending(queue, tokens, "released", as_json).end_at_once(lambda q, tasks: q.release(tasks, delay_s))
 
 
 @click.command(epilog=example('fsqueue fail Q "$token" --reason "no such image"'))
@@ -362,7 +362,7 @@ def fail(queue: str, tokens: tuple[str, ...], error: str, delay_s: float | None,
 
     They are tried again while attempts are left, then they become dead letters.
     """
-    Ending(queue, tokens, "failed", as_json).singly(lambda task: task.fail(error, delay_s))
+    Ending(queue, tokens, "failed", as_json).end_singly(lambda task: task.fail(error, delay_s))
 
 
 @click.command(epilog=example('fsqueue bury Q "$token" --reason "the input is corrupt"'))
@@ -375,7 +375,7 @@ def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> Non
 
     'fsqueue dead retry' brings them back.
     """
-    Ending(queue, tokens, "buried", as_json).singly(lambda task: task.bury(reason))
+    Ending(queue, tokens, "buried", as_json).end_singly(lambda task: task.bury(reason))
 
 
 @click.command(

@@ -11,7 +11,7 @@ import fsqueue
 from fsqueue.cluster.identity import describe
 from fsqueue.format.wording import counted, duration
 from fsqueue.views import copy_warnings
-from fsqueue.views.activity import together
+from fsqueue.views.activity import total_activity
 from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
 
@@ -244,6 +244,6 @@ def total(looks: Sequence[Look]) -> Look:
         "all",
         "",
         sum_of(look.status for look in looks),
-        together(known) if known else None,
+        total_activity(known) if known else None,
         parts=looks,
     )

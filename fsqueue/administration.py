@@ -99,7 +99,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool,
 
 
 def _state_of(fs: Filesystem, path: str) -> QueueState:
-    return layout.read_queue_state(sparse.joined(fs.read_pieces(layout.settings_file(path))), path)
+    return layout.read_queue_state(sparse.content_of(fs.read_pieces(layout.settings_file(path))), path)
 
 
 def _create(
@@ -471,7 +471,7 @@ def _unmark(queue_file: Locked, mark: bytes) -> None:
         fd = fs.look(layout.settings_file(path), os.O_RDWR)  # that of `queue_file` can only append
         try:
             pieces = fs.all_pieces(fd)
-            if fs.same_file(queue_file.fd, layout.settings_file(path)) and sparse.joined(pieces).endswith(mark):
+            if fs.same_file(queue_file.fd, layout.settings_file(path)) and sparse.content_of(pieces).endswith(mark):
                 fs.pwrite(fd, b" " * (len(mark) - 1), sparse.end_of(pieces) - len(mark))
                 fs.fsync(fd)
         finally:

@@ -83,9 +83,9 @@ class Maintenance:
         With `ids` only these, with `where` those for which `where(letter)` is true, else all. `ids=None` is refused:
         None often comes from a variable that was never set.
         """
-        wanted, told = tasks_meant(ids, "dead letters"), None if where is None else user_function(where)
+        wanted, tell = tasks_meant(ids, "dead letters"), None if where is None else user_function(where)
         self._write_letters()
-        retried = deadletters.retry(self.store, wanted, told)
+        retried = deadletters.retry(self.store, wanted, tell)
         self.store.doorbell.ring()
         return retried
 
@@ -102,8 +102,8 @@ class Maintenance:
         Each task is inserted again once, also if several processes call this, or one was killed and calls it again.
         What it was inserted as is a task of its own: once completed, it can be retried in turn. Keys are not kept.
         """
-        wanted, told = tasks_meant(ids, "completed tasks"), None if where is None else user_function(where)
-        report = retry_completed(self.store, wanted, told)
+        wanted, tell = tasks_meant(ids, "completed tasks"), None if where is None else user_function(where)
+        report = retry_completed(self.store, wanted, tell)
         self.store.doorbell.ring()
         return report
 
@@ -112,9 +112,9 @@ class Maintenance:
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
         """Remove dead letters. Return how many. `ids` and `where` as in `retry_dead`."""
-        wanted, told = tasks_meant(ids, "dead letters"), None if where is None else user_function(where)
+        wanted, tell = tasks_meant(ids, "dead letters"), None if where is None else user_function(where)
         self._write_letters()
-        return deadletters.purge(self.store, wanted, told)
+        return deadletters.purge(self.store, wanted, tell)
 
     @verb("writing dead letters")
     def _write_letters(self) -> None:
@@ -225,8 +225,8 @@ class Maintenance:
         With `repair`, each finding is mended before it is yielded; its `note` tells why if that failed. A file that may
         still be needed is moved into `.quarantine`, and never removed. `progress(done, steps)` is called now and then.
         """
-        told = None if progress is None else user_function(progress)
-        found = checker.fsck(self.store, repair, told)
+        tell = None if progress is None else user_function(progress)
+        found = checker.fsck(self.store, repair, tell)
         return translated(self, found, "checking the queue")
 
     @verb("looking whether the queue is a copy")
@@ -255,7 +255,7 @@ def retry_completed(store: Store, wanted: set[str] | None, where: Where | None) 
     """
     store.refresh(now=True)
     repeater = _Repeater(store)
-    with repeater.settlement.told():
+    with repeater.settlement.explaining_errors():
         retrying.publish_pending(store)
         repeater.retry(wanted, where)
     return repeater.report

@@ -84,10 +84,10 @@ def wait(
             return one._wait_together(given, timeout_s, poll)
     stores = [_store_of(one) for one in given]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
-    told = None if poll is None else user_function(poll)
+    tell = None if poll is None else user_function(poll)
     try:
         with resources.Scope():
-            return Backlog(stores).wait(timeout, told) if stores else []
+            return Backlog(stores).wait(timeout, tell) if stores else []
     except OSError as error:
         let_out(error)
         found = [store.explain(error, "waiting") for store in stores]

@@ -1,4 +1,11 @@
-"""The queue as users hold it: arguments checked, errors translated, the work done below."""
+"""The queue as users hold it: arguments checked, errors translated, the work done below.
+
+One task goes this way. `Queue.insert`: its line is encoded (`arguments.task_to_insert`), and appended to the log of a
+batch (`SingleInserter.insert`, whose module has the steps). `Queue.lease`: `Leaser.lease` takes the next task of the
+batch in hand (`fast_path.lease_next`), or looks for a batch (its module has the steps). `LeasedTask.complete`:
+`Queue._complete_one`, and there `fast_path.complete_in_hand`, or `transitions.complete`. Each of the three ends in
+`Log.append` (storage/logs.py), which writes a record, and reads it back.
+"""
 
 from __future__ import annotations
 
@@ -322,9 +329,9 @@ class Queue(Maintenance):
             )
             if task.key is not None:
                 return self._keyed.insert(task)
-            if self._inserter.takes(task):
+            if self._inserter.takes(task):  # into the log of a batch that takes inserts: one append
                 return TaskRef(self._inserter.insert(task))
-            return TaskRef(insertion.insert_in_file(self.store, task))
+            return TaskRef(insertion.insert_in_file(self.store, task))  # it is long, or batches have one task
         except OSError as error:
             let_out(error)
             raise insert_errors.is_out(self.store, error) from error

@@ -127,7 +127,7 @@ class RemoteQueues(RemoteBase):
         See `GroupQueues.wait`. QueuePurged if one that was there when it began was purged, overwritten or deleted.
         """
         waits_s = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
-        told = None if poll is None else user_function(poll)
+        tell = None if poll is None else user_function(poll)
         known: dict[str, str] | None = None
 
         def look(step_s: float) -> tuple[bool, Status]:
@@ -142,9 +142,9 @@ class RemoteQueues(RemoteBase):
                         "there now."
                     )
             status: Status = made(Status, found)
-            if told is not None:
+            if tell is not None:
                 with unwrapped():
-                    told(status)
+                    tell(status)
             return found["drained"], status
 
         is_drained, status = in_steps(look, waits_s, lambda found: found[0])
@@ -447,11 +447,11 @@ def _about(wire: Wire) -> Any:
 
 def _this_process(worker: str | None) -> dict[str, Any]:
     """Return what histories say of this process. The gateway cannot see whether it lives."""
-    told: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    author: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
-    told |= {} if worker is None else {"name": worker}
+    author |= {} if worker is None else {"name": worker}
     if job and job.isprintable() and len(job) <= 200:
-        told["slurm_job"] = job
+        author["slurm_job"] = job
         index = os.environ.get("SLURM_ARRAY_TASK_ID")
-        told |= {"slurm_index": index} if index and index.isprintable() and len(index) <= 200 else {}
-    return told
+        author |= {"slurm_index": index} if index and index.isprintable() and len(index) <= 200 else {}
+    return author

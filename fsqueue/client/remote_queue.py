@@ -434,7 +434,7 @@ class RemoteQueue(RemoteBase):
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until the queue is drained, or `timeout_s` is over; return the last status: see `Queue.wait`."""
         waits_s = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
-        told, first = None if poll is None else user_function(poll), None
+        tell, first = None if poll is None else user_function(poll), None
 
         def look(step_s: float) -> tuple[bool, Status]:
             nonlocal first
@@ -446,9 +446,9 @@ class RemoteQueue(RemoteBase):
                     "was not worked off. Wait again for what is in it now."
                 )
             status: Status = made(Status, given)
-            if told is not None:
+            if tell is not None:
                 with unwrapped():
-                    told(status)
+                    tell(status)
             return given["drained"], status
 
         is_drained, status = in_steps(look, waits_s, lambda found: found[0])

@@ -168,8 +168,8 @@ class Wire:
             left_s = max(0.0, ends - time.monotonic())
             query, sent = request(left_s)
             body = sent if sent is None or isinstance(sent, bytes) else encoded(sent)
-            told = {"content-type": "application/json"} if sent is not None else {}
-            with _Answer(self, method, self._target(path, query), body, told, left_s) as answer:
+            headers = {"content-type": "application/json"} if sent is not None else {}
+            with _Answer(self, method, self._target(path, query), body, headers, left_s) as answer:
                 return _read(answer, bytes_max)
 
         return _value_of(self._patiently(once, again, DONE, ends), self.address.host, method)

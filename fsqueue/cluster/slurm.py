@@ -43,11 +43,11 @@ def job_end() -> float | None:
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job.isascii() or not job.isdecimal():
         return None
-    told = os.environ.get("SLURM_JOB_END_TIME", "")
-    if not told.strip().isdecimal():
-        told = ask("squeue", "--noheader", f"--jobs={job}", "--format=%e") or ""
+    text = os.environ.get("SLURM_JOB_END_TIME", "")
+    if not text.strip().isdecimal():
+        text = ask("squeue", "--noheader", f"--jobs={job}", "--format=%e") or ""
     try:
-        end = float(told)
+        end = float(text)
     except ValueError:  # no limit, or not known yet
         return None
     return end if time.time() < end < math.inf else None
@@ -67,9 +67,9 @@ def _of_task() -> int | None:
     """Return how many processors Slurm gives the task that this process belongs to; None if it does not say."""
     if not in_job():
         return None
-    told = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if told.isdecimal():
-        return int(told)
+    text = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if text.isdecimal():
+        return int(text)
     on_node = os.environ.get("SLURM_CPUS_ON_NODE", "")
     if not on_node.isdecimal():
         return None

@@ -130,7 +130,7 @@ class DecisionState:
         """
         if not self._only:
             return None
-        content = sparse.joined(pieces, self.end)
+        content = sparse.content_of(pieces, self.end)
         marks = [mark for mark in (b"gone", b"\\", *self._only) if mark in content]
         return marks if len(marks) <= MARKS_MAX else None
 

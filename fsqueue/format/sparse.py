@@ -40,7 +40,7 @@ def lines(pieces: Iterable[Piece], begin: int) -> Iterator[tuple[int, bytes, int
                 start += len(line) + 1
 
 
-def joined(pieces: Iterable[Piece], begin: int = 0) -> bytes:
+def content_of(pieces: Iterable[Piece], begin: int = 0) -> bytes:
     """Return the bytes of all pieces, with one NUL byte for each run of zeros that was left out."""
     parts, at = [], begin
     for offset, data in pieces:

@@ -54,8 +54,8 @@ class _Wrong(NamedTuple):
 
 def check(store: Store, batch: Batch, content: list[sparse.Piece]) -> Iterator[Suspect]:
     """Yield what is wrong with the updates in a log."""
-    for update, told in _told(content).items():
-        wrong = _judge(store, batch, update, told)
+    for update, logged in _told(content).items():
+        wrong = _judge(store, batch, update, logged)
         if wrong is not None:
             yield Suspect(
                 found(store, wrong.kind, store.layout.log(batch), wrong.tasks, wrong.note),
@@ -68,26 +68,26 @@ def check_finished(store: Store, path: str, batch: Batch, records: history.Recor
     """Yield what is wrong with the updates in a batch that the history has."""
     if not any(movements.is_prepared(record) for _, record in records):
         return
-    for update, told in _told_by(records).items():
-        wrong = _judge(store, batch, update, told)
+    for update, logged in _told_by(records).items():
+        wrong = _judge(store, batch, update, logged)
         if wrong is not None:
             finding = found(store, wrong.kind, path, note=f"batch {batch}, {wrong.note}")
             yield Suspect(
                 finding,
-                partial(_is_wrong, store, batch, update, told, wrong.kind),
-                partial(_mend_finished, store, batch, update, told, wrong.kind),
+                partial(_is_wrong, store, batch, update, logged, wrong.kind),
+                partial(_mend_finished, store, batch, update, logged, wrong.kind),
             )
 
 
-def _is_wrong(store: Store, batch: Batch, update: UpdateId, told: LoggedUpdate, kind: str) -> bool:
-    wrong = _judge(store, batch, update, told)
+def _is_wrong(store: Store, batch: Batch, update: UpdateId, logged: LoggedUpdate, kind: str) -> bool:
+    wrong = _judge(store, batch, update, logged)
     return wrong is not None and wrong.kind == kind
 
 
-def _mend_finished(store: Store, batch: Batch, update: UpdateId, told: LoggedUpdate, kind: str) -> None:
-    wrong = _judge(store, batch, update, told)
+def _mend_finished(store: Store, batch: Batch, update: UpdateId, logged: LoggedUpdate, kind: str) -> None:
+    wrong = _judge(store, batch, update, logged)
     if wrong is not None and wrong.kind == kind == "cut-decisions":
-        _write_again(store, update, told, wrong.logs)
+        _write_again(store, update, logged, wrong.logs)
 
 
 def _told(content: list[sparse.Piece]) -> dict[UpdateId, LoggedUpdate]:
@@ -114,24 +114,24 @@ def _told_by(records: Records) -> dict[UpdateId, LoggedUpdate]:
     return outcomes | waiting
 
 
-def _judge(store: Store, batch: Batch, update: UpdateId, told: LoggedUpdate) -> _Wrong | None:
+def _judge(store: Store, batch: Batch, update: UpdateId, logged: LoggedUpdate) -> _Wrong | None:
     """Return what is wrong with an update in a log, by what its decision file says now; None if nothing is."""
-    prepared = told.prepared
+    prepared = logged.prepared
     tasks = 0 if prepared is None else len(prepared.tasks) + sum(op == "insert" for op in _ops(prepared))
     try:
         group = decisions.group_of(store)
     except OutOfGroup:
         return None if prepared is None else _Wrong("moved-queue", tasks, f"update {update}")
-    file = _read_decisions(group, told)
+    file = _read_decisions(group, logged)
     decided = None if file is None else file.first.get(update)
     is_over = file is None or file.is_gone
     if prepared is None:
-        return _judge_given(group, store, batch, update, told, None if decided is None else decided.outcome, is_over)
+        return _judge_given(group, store, batch, update, logged, None if decided is None else decided.outcome, is_over)
     age_ms = store.clock.now_ms() - prepared.at
     if decided is None:
-        where = _committed(group, store, update, told, is_over or age_ms >= prepared.patience_ms)
+        where = _committed(group, store, update, logged, is_over or age_ms >= prepared.patience_ms)
         if where is not None:
-            file = _read_decisions(group, told)
+            file = _read_decisions(group, logged)
             if file is None or update not in file.first:  # else it was decided meanwhile, before the other log had it
                 mine = _log_name(store, batch)
                 note = f"update {update}: another log has its commit, in the queue {_name(where)}"
@@ -146,27 +146,27 @@ def _judge_given(
     store: Store,
     batch: Batch,
     update: UpdateId,
-    told: LoggedUpdate,
+    logged: LoggedUpdate,
     decided: Outcome | None,
     is_over: bool,
 ) -> _Wrong | None:
     """Return what is wrong with an update that has its outcome in a log, beside what its file says of it."""
     if decided is not None:
-        if decided == told.outcome:
+        if decided == logged.outcome:
             return None
-        return _Wrong("half-update", 0, f"update {update}: here {told.outcome}, decided {decided}")
-    if told.outcome == "commit":
-        note = f"update {update}, in {names.decision_file(told.file)}"
+        return _Wrong("half-update", 0, f"update {update}: here {logged.outcome}, decided {decided}")
+    if logged.outcome == "commit":
+        note = f"update {update}, in {names.decision_file(logged.file)}"
         return None if is_over else _Wrong("cut-decisions", 0, note, (_log_name(store, batch),))
-    if told.beside is not None and _is_committed(group, store, told.beside, update):
-        other = _name(told.beside)
+    if logged.beside is not None and _is_committed(group, store, logged.beside, update):
+        other = _name(logged.beside)
         return _Wrong("half-update", 0, f"update {update}: here abort, in the queue {other} commit")
     return None
 
 
-def _read_decisions(group: GroupDirectory, told: LoggedUpdate) -> DecisionState | None:
+def _read_decisions(group: GroupDirectory, logged: LoggedUpdate) -> DecisionState | None:
     with PassingOverStrays():  # something else in its place is a finding of the group's
-        return decisions.read(group, told.file)
+        return decisions.read(group, logged.file)
     return None
 
 
@@ -186,17 +186,17 @@ def _ops(prepared: Prepared) -> Iterator[str]:
 
 
 def _committed(
-    group: GroupDirectory, store: Store, update: UpdateId, told: LoggedUpdate, everywhere: bool
+    group: GroupDirectory, store: Store, update: UpdateId, logged: LoggedUpdate, everywhere: bool
 ) -> LogName | None:
     """Return a log that has the `commit` of an update; None if none is found.
 
     The log that the records name is asked at once. `everywhere`: all logs of the group are read, and the history since
     then. That is done only for an update that should be decided by now, and of which no file tells.
     """
-    if told.beside is not None and _is_committed(group, store, told.beside, update):
-        return told.beside
-    assert told.prepared is not None
-    return _search(group, update, told.prepared.at) if everywhere else None
+    if logged.beside is not None and _is_committed(group, store, logged.beside, update):
+        return logged.beside
+    assert logged.prepared is not None
+    return _search(group, update, logged.prepared.at) if everywhere else None
 
 
 def _is_committed(group: GroupDirectory, store: Store, log: LogName, update: UpdateId) -> bool:
@@ -224,8 +224,8 @@ def _commits_in(store: Store, update: UpdateId, since_ms: int) -> Batch | None:
     mark = given_outcomes.mark(update)
     for batch in listing.with_logs(store, every_shard=True):
         with PassingOverStrays():
-            told = _told(store.fs.read_pieces(store.layout.log(batch))).get(update)
-            if told is not None and told.outcome == "commit":
+            logged = _told(store.fs.read_pieces(store.layout.log(batch))).get(update)
+            if logged is not None and logged.outcome == "commit":
                 return batch
     for day in history.days(store):
         for shard in history.shards_of(store, day) if day >= names.day_of(max(0, since_ms)) else ():
@@ -250,27 +250,27 @@ def _read(store: Store, batch: Batch) -> dict[UpdateId, LoggedUpdate]:
 
 def _again(store: Store, batch: Batch, update: UpdateId, kind: str) -> bool:
     """Look once more. Outcomes never change, and are behind the decision: no lock is needed to trust the look."""
-    told = _read(store, batch).get(update)
-    wrong = None if told is None else _judge(store, batch, update, told)
+    logged = _read(store, batch).get(update)
+    wrong = None if logged is None else _judge(store, batch, update, logged)
     return wrong is not None and wrong.kind == kind
 
 
 def _mend(store: Store, batch: Batch, update: UpdateId, kind: str) -> None:
     """Give an update its outcome in a log, or its file the decision. StillHeld if the decision file stays locked."""
-    told = _read(store, batch).get(update)
-    if kind == "half-update" or told is None:
+    logged = _read(store, batch).get(update)
+    if kind == "half-update" or logged is None:
         return
     if kind in ("lost-decision", "cut-decisions"):
-        wrong = _judge(store, batch, update, told)
+        wrong = _judge(store, batch, update, logged)
         if wrong is None or wrong.kind != kind:
             return
         # The file comes first: then no process decides against it in the logs that are checked later.
-        _write_again(store, update, told, wrong.logs)
-    if told.prepared is None:
+        _write_again(store, update, logged, wrong.logs)
+    if logged.prepared is None:
         return
     outcome: Outcome = "commit" if kind == "lost-decision" else "abort"
     if kind == "undecided-update":
-        decision = decisions.ask(store, DecisionRequest(told.file, update, True, told.beside))
+        decision = decisions.ask(store, DecisionRequest(logged.file, update, True, logged.beside))
         if decision is None:
             raise StillHeld("another process keeps the decision file locked; check again later")
         outcome = decision.outcome
@@ -279,11 +279,11 @@ def _mend(store: Store, batch: Batch, update: UpdateId, kind: str) -> None:
     store.doorbell.ring()
 
 
-def _write_again(store: Store, update: UpdateId, told: LoggedUpdate, logs: Sequence[LogName]) -> None:
+def _write_again(store: Store, update: UpdateId, logged: LoggedUpdate, logs: Sequence[LogName]) -> None:
     """Write the decision for an update into its file again, if there is one."""
     group = decisions.group_of(store)
     decision = None
     with PassingOverStrays(), suppress(FileNotFoundError):
-        decision = decisions.commit_again(group, told.file, update, logs, store.clock, store.entropy)
+        decision = decisions.commit_again(group, logged.file, update, logs, store.clock, store.entropy)
     if decision is not None and decision.outcome == "abort":
         raise StillHeld("another process has decided against the update just now; check again")

@@ -175,7 +175,9 @@ class _Places:
         """Return whether it is no generation, and no process is beginning it: overwriting makes the directory first."""
         try:
             with self.store.locked_existing(self.layout.settings_file, WAIT_S) as file:
-                current = read_queue_state(sparse.joined(self.store.fs.all_pieces(file.fd)), self.store.path).directory
+                current = read_queue_state(
+                    sparse.content_of(self.store.fs.all_pieces(file.fd)), self.store.path
+                ).directory
         except LockTimeout:
             return False
         except PermissionError:  # this user may only look

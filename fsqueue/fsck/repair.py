@@ -283,7 +283,7 @@ class Repair:
             ):
                 return
             if replay_state.opened:
-                self.quarantine.keep(log.path, sparse.joined(store.fs.read_pieces(log.path)))
+                self.quarantine.keep(log.path, sparse.content_of(store.fs.read_pieces(log.path)))
             for name in published.names_of(store, log.layout, batch):
                 self.quarantine.move(log.layout.task_file(name))
             finishing.retire(locked)
@@ -293,7 +293,7 @@ class Repair:
         store = self.store
         with LockedBatch(store, batch, WAIT_S) as locked:
             if not locked.replay_state.opened and not published.names_of(store, locked.log.layout, batch):
-                content = sparse.joined(store.fs.read_pieces(locked.log.path))
+                content = sparse.content_of(store.fs.read_pieces(locked.log.path))
                 if content:
                     self.quarantine.keep(locked.log.path, content)
                 finishing.retire(locked)
@@ -384,7 +384,7 @@ def _line_at(fs: Filesystem, fd: int, offset: int, length: int) -> bytes:
     """Return a line; one NUL byte stands for a long run of zeros."""
     end = offset + length
     within = itertools.takewhile(lambda piece: piece[0] < end, fs.pieces(fd, offset))
-    return sparse.joined(((at, data[: end - at]) for at, data in within), offset)
+    return sparse.content_of(((at, data[: end - at]) for at, data in within), offset)
 
 
 def _check_held(replay_state: ReplayState, tasks: list[int], at: int) -> None:

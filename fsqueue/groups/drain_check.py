@@ -204,9 +204,9 @@ def wait(
     """
     sources = [awaited_of(one) for one in given]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
-    told = None if poll is None else user_function(poll)
+    tell = None if poll is None else user_function(poll)
     try:
-        return GroupBacklog(sources).wait(timeout, told)
+        return GroupBacklog(sources).wait(timeout, tell)
     except (UserCodeError, ForkedInCall) as carried:
         own = carried.error
     raise own

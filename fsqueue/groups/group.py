@@ -42,7 +42,7 @@ from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory, GroupFileLost
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
-from fsqueue.views.activity import Activity, activity, together
+from fsqueue.views.activity import Activity, activity, total_activity
 from fsqueue.views.rates import total
 from fsqueue.weak_table import WeakTable
 
@@ -78,7 +78,7 @@ class GroupStatus:
     """
 
     status: Status = field(default_factory=Status)
-    activity: Activity = field(default_factory=lambda: together([]))
+    activity: Activity = field(default_factory=lambda: total_activity([]))
     queues: dict[str, Status] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
@@ -145,7 +145,7 @@ class GroupQueues(Selected):
         over_ms = None if window_s is None else window_ms(window_s)
         counts: dict[str, Status] = {}
         lost: list[str] = []
-        summed, seen = Status(), together([])
+        summed, seen = Status(), total_activity([])
         for queue in self.queues(pattern, 0):
             with suppress(NotAQueue):
                 try:
@@ -159,7 +159,7 @@ class GroupQueues(Selected):
                 summed = total((summed, status))
                 if exact:
                     found = queue.activity(window_s) if over_ms is None else activity(queue.store, over_ms)
-                    seen = found if len(counts) == 1 else together([seen, found])
+                    seen = found if len(counts) == 1 else total_activity([seen, found])
             queue.close()
         return GroupStatus(summed, seen, counts, tuple(lost))
 

@@ -6,10 +6,12 @@ A batch is *open* while it takes inserts: its task file is empty but for a heade
 its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
 that is not full.
 
-One insert goes this way, from `SingleInserter._insert`: which batch (`_batches`); under the log's lock (`_appended`),
-whether it takes the task (`_prepare`), what the file's name promises (`_promised_in`), and the record (`_append`);
-after an error, whether the record is there (`_found`); the sync (`_make_durable`); whether a purge has begun meanwhile
-(`_is_in_queue`).
+One insert goes this way, from `SingleInserter._insert`: which batch (`_batches`); into it (`_insert_into`): the record
+(`_appended`), and the sync (`_make_durable`); whether a purge has begun meanwhile (`_is_in_queue`).
+
+`_appended` gives the usual task to `fast_path.insert_next`, which is one frame. Of any other one it looks, under the
+log's lock, whether the batch takes it (`_takes_now`) and what the file's name promises (`_promised_in`), and appends
+the record (`_append`). After an error it finds out whether the record is there (`_found`).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ Pending = list[tuple[str, EncodedTask]]
 
 
 class _Appended(NamedTuple):
-    """What is known of tasks that were appended to one batch."""
+    """What is known of tasks of an insert that were appended to one batch: all of them, unless there is a `failure`."""
 
     first: int
     """The index of the first task."""
@@ -68,7 +70,7 @@ class _Appended(NamedTuple):
     failure: OSError | FsqueueError | None = None
     """Why not all of the tasks are in the batch."""
     is_exact: bool = True
-    """Whether no others are."""
+    """Whether it is certain that none of the others is."""
 
 
 class PreparedInserts(NamedTuple):
@@ -169,8 +171,10 @@ class SingleInserter:
     def _insert(
         self, tasks: Sequence[EncodedTask], announce: Announce | None = None, together: list[int] | None = None
     ) -> tuple[Batch, int]:
-        """Insert tasks, durably. Return their batch, and the index of the first one. `together`: all or none; it gets
-        their versions.
+        """Insert tasks, durably. Return their batch, and the index of the first one.
+
+        `announce` is told of the record of a single task before each try. `together`: all or none; it gets their
+        versions.
         """
         store = self.store
         store.refresh()
@@ -184,7 +188,7 @@ class SingleInserter:
             if announce is not None:
                 announce(layout, batch, pending[0][0])
             try:
-                index = self._into(batch, pending, rank, together)
+                index = self._insert_into(batch, pending, rank, together)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except (FileNotFoundError, _Overtaken):
@@ -324,7 +328,7 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> int | None:
+    def _insert_into(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> int | None:
         """Insert tasks into a batch, durably. Return the index of the first one; None if the batch takes no inserts.
 
         `rank`: of the most urgent of them.
@@ -344,7 +348,7 @@ class SingleInserter:
         return appended.first
 
     def _appended(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> _Appended | None:
-        """Append tasks to a batch's log. None if it takes no inserts.
+        """Append tasks to a batch's log, and say where they stand. None if it takes no inserts.
 
         If that ends with an error, those records that are not there are appended once more, to the same log and to no
         other: a write that failed may land later. Only then the batch can be left, or the error be raised as one that
@@ -362,12 +366,13 @@ class SingleInserter:
                 if is_usual:
                     is_usual = False
                     self._synced.open(batch)
-                    done = fast_path.insert_next(self.store, batch, identity, task.line)
-                    if done is not None:
-                        self._synced.wrote(batch, done[1])
-                        return _Appended(*done, 1)
+                    place = fast_path.insert_next(self.store, batch, identity, task.line)
+                    if place is not None:
+                        index, end = place
+                        self._synced.wrote(batch, end)
+                        return _Appended(index, end, 1)
                 with LockedBatch(self.store, batch, wait_s, create=True) as locked:
-                    if self._prepare(locked, is_known, missing):
+                    if self._takes_now(locked, is_known, missing):
                         self._synced.open(batch)
                         began = True
                         if rank == LAST or self._promised_in(locked, rank):
@@ -407,10 +412,11 @@ class SingleInserter:
             wait_s = journals.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
 
-    def _prepare(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bool:
-        """Return whether the batch takes inserts. The first record of an empty log is added then.
+    def _takes_now(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bool:
+        """Return whether a locked batch takes the `pending` inserts. If its log is empty, add its first record.
 
-        A batch that has no room for all of them, or takes those of another boot only, is sealed.
+        Seal a batch that has no room for all of them, or that takes those of another boot only. `is_known`: this
+        process has inserted into it before.
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         if not is_known and locked.read_lines() is None:
@@ -479,7 +485,7 @@ class SingleInserter:
                 announce(store.layout, batch, pending[0][0])
             try:
                 with LockedBatch(store, batch, BUSY_WAIT_S, create=True) as locked:
-                    if self._prepare(locked, batch == self._named, pending) and (
+                    if self._takes_now(locked, batch == self._named, pending) and (
                         rank == LAST or self._promised_in(locked, rank)
                     ):
                         note(locked)

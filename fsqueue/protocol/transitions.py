@@ -1,8 +1,9 @@
 """End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7).
 
 One completion goes by `fast_path`. If anything is not as usual there, and for several tasks or another verb, it goes
-this way: is the generation still the task's (`fresh`); each batch (`each`); its lock, and which leases hold
-(`_in_batch`); the record (`act`, given by the verb); the end of the batch, if that was its last task (`finishing`).
+this way: is the generation still the task's (`fresh`); each batch (`each`); its lock, and updates that are not decided
+(`_in_batch`); which leases hold, the records (`act`, given by the verb), and their one append (`_in_locked`, by
+`Log.write`); the end of the batch, if that was its last task (`finishing`).
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ Transition = Callable[[LockedBatch, str, list[int], int], None]
 """Decides what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms). Adds records
 to the log, or writes them."""
 Done = Callable[[ReplayState, int, str], bool]
+"""Tells of a task that a lease of this id does not hold whether this very lease has ended it, as the caller wants."""
 _LEASE = attrgetter("batch", "lease")
 _GENERATION = attrgetter("generation")
 
@@ -97,11 +99,12 @@ def each(
     uncertain: OSError | None = None,
     frozen_too: bool = False,
 ) -> None:
-    """Lock the batch of each lease among `tasks`; call `act(locked, lease, indices that hold, at)`; note the others.
+    """Lock the batch of each lease among `tasks`, and call `act` with those of its tasks that it holds.
 
-    Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
-    the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
-    Tasks of an update that is not decided are waited for, as a locked batch is; with `frozen_too` they are as others.
+    The others are noted in `losses`, but for those that are `done` already. If the lock is lost, the log is opened
+    anew, once, and tells what became of the record: then `after_loss` counts in place of `done`, if it is given.
+    `uncertain`: why the record may be there already. Tasks of an update that is not decided are waited for, as a locked
+    batch is; with `frozen_too` they are as others.
 
     After an error in one batch, those before it are dealt with: the error says so.
     """
@@ -146,8 +149,8 @@ def _in_batch(
     frozen_too: bool,
     tasks: Sequence[LeasedTask],
 ) -> Losses:
-    """Do `act` in one batch, and return what was lost. LockTimeout if the batch's lock stays busy, or an update of
-    these tasks undecided.
+    """Lock one batch, do `act` in it for each lease, and return what was lost. LockTimeout if the batch's lock stays
+    busy, or an update of these tasks undecided.
 
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
     `tasks`: they tell the generation that the leases are of; 0 if that of one is not known.

@@ -70,13 +70,13 @@ class IdlePoller:
         if idle and not notification:  # no process has ever notified; or the queue was deleted
             store.verify()
             leaser.begin()
-        told = (leaser.generation, notification)
-        is_notified = idle and told != self._acted_on
-        if told != self._acted_on:
+        news = (leaser.generation, notification)
+        is_notified = idle and news != self._acted_on
+        if news != self._acted_on:
             self._again_at = now + AGAIN_S
         elif now >= self._again_at:
             idle, self._again_at = False, math.inf
-        if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
+        if idle and news == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
             got = self._look_into(due, n) if due else []
             if not got:
@@ -84,7 +84,7 @@ class IdlePoller:
         else:  # if not idle, for what came between the look above and the reading of the bell
             store.verify()  # what came may be the first task with a priority
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
-            self._acted_on, self._swept = told, now
+            self._acted_on, self._swept = news, now
         self._idle = not got and not leaser.is_held_up
         self.is_deaf = is_notified and not got
         return got
@@ -104,9 +104,9 @@ class IdlePoller:
         """
         leaser, store = self._leaser, self._leaser.store
         if self._idle:
-            told = (leaser.generation, store.doorbell.read())
+            news = (leaser.generation, store.doorbell.read())
             is_due = leaser.selection.earliest() <= store.clock.now_ms()
-            if told == self._acted_on and not is_due and store.clock.monotonic() < self._again_at:
+            if news == self._acted_on and not is_due and store.clock.monotonic() < self._again_at:
                 return None
         return leaser.promise(self._up_to, is_anew)
 

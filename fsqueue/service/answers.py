@@ -109,5 +109,5 @@ def lines(first: bytes, rest: AsyncIterator[bytes]) -> Response:
 
 def event(value: Any, name: str, id: str | None = None) -> bytes:
     """Return a server-sent event."""
-    told = b"" if id is None else b"id: " + id.encode() + b"\n"
-    return told + b"event: " + name.encode() + b"\ndata: " + encoded(value) + b"\n\n"
+    head = b"" if id is None else b"id: " + id.encode() + b"\n"
+    return head + b"event: " + name.encode() + b"\ndata: " + encoded(value) + b"\n\n"

@@ -29,9 +29,9 @@ def kind_of(request: Request) -> str:
 async def whole(request: Request, bytes_max: int) -> bytes:
     """Return a body that is held in memory. HTTPException 413 if it is larger, before more of it is read; 415."""
     refuse_encoded(request)
-    told = request.headers.get("content-length", "0")
+    length = request.headers.get("content-length", "0")
     parts: list[bytes] = []
-    size = int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
+    size = int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else 0
     if size <= bytes_max:
         size = 0
         try:

@@ -151,10 +151,10 @@ def _safely(handler: Handler) -> Handler:
             answer: Response = await handler(request)
             return answer
         except fsqueue.FsqueueError as error:
-            told = faults.answer_to(error)
-            answer = html("problem.html", told.status_code, **_common(request, "Something is wrong"), error=str(error))
-            if "retry-after" in told.headers:
-                answer.headers["retry-after"] = told.headers["retry-after"]
+            reply = faults.answer_to(error)
+            answer = html("problem.html", reply.status_code, **_common(request, "Something is wrong"), error=str(error))
+            if "retry-after" in reply.headers:
+                answer.headers["retry-after"] = reply.headers["retry-after"]
             return answer
 
     return answering
@@ -260,8 +260,8 @@ async def _front(request: Request) -> Response:
     if seen is None:
         return _answer(request, "group.html", key, None, values)
     shown: GroupPage = seen.shown
-    told = [notice for look in shown.looks for notice in attention.notices(look, pages.path_of(look.name))]
-    told.sort(key=lambda notice: attention.KINDS.index(notice.kind))
+    notices = [notice for look in shown.looks for notice in attention.notices(look, pages.path_of(look.name))]
+    notices.sort(key=lambda notice: attention.KINDS.index(notice.kind))
     counts = [look.status for look in shown.looks if not look.error]
     states = ("waiting", "delayed", "leased", "completed", "dead")
     last = max(0, (shown.matching - 1) // ROWS)
@@ -274,9 +274,9 @@ async def _front(request: Request) -> Response:
         values
         | {
             "shown": shown,
-            "notices": told[:NOTICES_MAX],
-            "more_notices": max(0, len(told) - NOTICES_MAX),
-            "said": _said(told),
+            "notices": notices[:NOTICES_MAX],
+            "more_notices": max(0, len(notices) - NOTICES_MAX),
+            "said": _said(notices),
             "totals": [{state: sum(getattr(one, state) for one in counts) for state in states}],
             "rows": [_row(look) for look in shown.rows],
             "stages": _stages(shown),
@@ -362,8 +362,8 @@ async def _one(request: Request, name: str) -> Response:
     shown: QueuePage = seen.shown
     look = shown.look
     samples = await pages.samples(look) if look.activity is not None and look.activity.oldest else []
-    told = attention.notices(look, pages.path_of(name))
-    more = _of_queue(shown, samples, name) | {"notices": told, "said": _said(told)}
+    notices = attention.notices(look, pages.path_of(name))
+    more = _of_queue(shown, samples, name) | {"notices": notices, "said": _said(notices)}
     return _answer(request, "queue.html", key, seen, values | more)
 
 

@@ -170,7 +170,7 @@ def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
 
 def _content(store: Store, path: str) -> bytes | None:
     """Return what a file holds, by a revalidating open; None if there is none. HiddenTasks."""
-    return store.fs.unless_absent(path, lambda: sparse.joined(store.fs.read_pieces(path)))
+    return store.fs.unless_absent(path, lambda: sparse.content_of(store.fs.read_pieces(path)))
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:

@@ -344,7 +344,7 @@ def _settle(
     settlement = retrying.Settlement(store, "settling dead letters", "Dead letters settled")
     layout = settlement.layout
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
-    with settlement.told():
+    with settlement.explaining_errors():
         for shard in letter_files.shards(store, layout, strict=True):
             chosen = wanted
             if shards is not None and shard not in shards:

@@ -40,7 +40,7 @@ def _has_committed(store: Store, batch: Batch, update: UpdateId) -> bool:
     try:
         with fs.closing(fs.look_anew(store.layout.log(batch))) as fd:
             pieces = fs.all_pieces(fd)
-            if mark(update) in sparse.joined(pieces, 0):
+            if mark(update) in sparse.content_of(pieces, 0):
                 records = records_of(pieces)
                 if acted_in(records, update):
                     fs.fsync(fd)  # before any other log gets it: a power loss could take it here alone

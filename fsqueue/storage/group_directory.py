@@ -153,7 +153,7 @@ class GroupDirectory:
                 f"{group_file(self.path)} is another user's, in a directory in which all users may write. It makes "
                 "no group. Nothing was changed. Choose another path."
             )
-        return stamp, read_group_state(sparse.joined(pieces), self.path)
+        return stamp, read_group_state(sparse.content_of(pieces), self.path)
 
     def path_of(self, directory: QueueDirectory) -> str:
         """Return the path of a queue's directory."""
@@ -241,7 +241,7 @@ class GroupDirectory:
         """
         path = self.path_of(directory)
         try:
-            return layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
+            return layout.read_queue_state(sparse.content_of(self.fs.read_pieces(layout.settings_file(path))), path)
         except OSError as error:
             let_out(error)
             if is_gone(error):

@@ -45,23 +45,23 @@ def locked(
     path: str,
     wait_s: float = LOCK_TIMEOUT_S,
     flags: int = PRESENT,
-    looks: int = 1,
+    openings_max: int = 1,
     one_name: bool = True,
 ) -> Iterator[J]:
     """Open a journal by a revalidating open, and hold its lock. LockTimeout if it stays busy; FileNotFoundError.
 
-    `kind` makes the journal. `one_name`: SecondName if the file has another name, too. `looks`: maximum number of times
-    to open the file while its path names another one as soon as it is locked. With 1 that is an error
+    `kind` makes the journal. `one_name`: SecondName if the file has another name, too. `openings_max`: how often to
+    open the file at most, while its path names another one as soon as it is locked. With 1 that is an error
     (FileNotFoundError). With 0 nobody asks: the file only grows, and a purge moves it away with its generation.
     """
-    for left in reversed(range(max(1, looks))):
+    for left in reversed(range(max(1, openings_max))):
         with fs.unlocking(fs.open_append(path) if flags == MADE else fs.look(path, flags)) as fd:
             journal = kind(fs, path, fd)
             journal.take_lock(clock, entropy, wait_s, one_name)
-            if not looks or journal.is_in_place():
+            if not openings_max or journal.is_in_place():
                 yield journal
                 return
-            if looks == 1:
+            if openings_max == 1:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if not left:
                 raise StorageError(f"{path} was replaced or removed each time it was opened. Repeat the call.")

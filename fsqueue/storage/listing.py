@@ -131,7 +131,7 @@ def lines_in_log(store: Store, batch: Batch, replay_state: ReplayState) -> list[
     """
 
     def read(fs: Filesystem, path: str) -> list[bytes] | None:
-        content = sparse.joined(fs.read_pieces(path))
+        content = sparse.content_of(fs.read_pieces(path))
         if len(content) <= max(replay_state.places.values(), default=-1):
             return None  # created anew by a process that came too late
         lines = [b""] * replay_state.count

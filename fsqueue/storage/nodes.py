@@ -81,7 +81,7 @@ class NodeFailures:
         path = store.layout.node(self.node)
         data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
         try:
-            with store.locked(path, WAIT_S, looks=journals.ANEW) as file:  # a success may have just removed it
+            with store.locked(path, WAIT_S, openings_max=journals.ANEW) as file:  # a success may have just removed it
                 file.append(data)
         except (OSError, FsqueueError) as error:
             let_out(error)
@@ -124,7 +124,7 @@ class NodeFailures:
 def read(store: Store, path: str) -> FailingNode | None:
     """Return what a node's file says; None if it is not there, or says nothing."""
     try:
-        content = sparse.joined(store.fs.read_pieces(path))
+        content = sparse.content_of(store.fs.read_pieces(path))
     except OSError as error:
         let_out(error)
         return None

@@ -178,7 +178,7 @@ def most_bytes_of(store: Store, day: Day) -> float:
 def lines_at(store: Store, path: str) -> list[bytes]:
     """Return the lines of a kept task file, by the tasks' indices; none if `gc` has removed it, or it is no file."""
     with PassingOverStrays():
-        return task_file.split_lines(sparse.joined(store.fs.read_pieces(path)))
+        return task_file.split_lines(sparse.content_of(store.fs.read_pieces(path)))
     return []
 
 

@@ -22,7 +22,7 @@ LONG_AGO_S = -1e9
 
 def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
     """Return what the open `queue.jsonl` of the queue at `path` says. Errors as `read_queue_state`."""
-    return read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
+    return read_queue_state(sparse.content_of(fs.all_pieces(fd)), path)
 
 
 def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
@@ -97,7 +97,7 @@ class QueueFile:
             raise NotAQueue(
                 f"{self.path} is a file or a symbolic link, or lies below one: it is no queue's directory. Check it."
             ) from None
-        state = read_queue_state(sparse.joined(pieces), self.path)
+        state = read_queue_state(sparse.content_of(pieces), self.path)
         if self._refuse is not None and not opened:
             self._refuse(state, self.path)
         if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so

@@ -233,7 +233,7 @@ def _states(fs: Filesystem, path: str, directories: list[str]) -> Iterator[Queue
             continue
         with suppress(FsqueueError, OSError):
             place = f"{path}/{name}"
-            state = layout.read_queue_state(sparse.joined(fs.read_pieces(layout.settings_file(place))), place)
+            state = layout.read_queue_state(sparse.content_of(fs.read_pieces(layout.settings_file(place))), place)
             if state.group is not None and not state.closed:
                 yield state
 

@@ -57,7 +57,7 @@ class Settlement:
         self._busy: dict[Shard, LockTimeout] = {}
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def explaining_errors(self) -> Iterator[None]:
         """Tell what an error inside means. QueuePurged, QueueNotFound: a purge or a deletion overtook the call.
 
         The files may be there still, on their way into the trash: what is done to them would be reported done, and be

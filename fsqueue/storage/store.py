@@ -211,14 +211,14 @@ class Store:
         return from_os_error(error, doing, then)
 
     def locked(
-        self, path: str, wait_s: float = journals.LOCK_TIMEOUT_S, durable: bool = False, looks: int = 0
+        self, path: str, wait_s: float = journals.LOCK_TIMEOUT_S, durable: bool = False, openings_max: int = 0
     ) -> AbstractContextManager[Journal]:
         """Open a file for appending, and lock it: see `locked_as`."""
-        return self.locked_as(Journal, path, wait_s, durable, looks)
+        return self.locked_as(Journal, path, wait_s, durable, openings_max)
 
     @contextmanager
     def locked_as(
-        self, kind: Callable[[Filesystem, str, int], J], path: str, wait_s: float, durable: bool, looks: int
+        self, kind: Callable[[Filesystem, str, int], J], path: str, wait_s: float, durable: bool, openings_max: int
     ) -> Iterator[J]:
         """Open a file shared with others for appending, making it if need be, and lock it: see `journals.locked`.
 
@@ -229,7 +229,9 @@ class Store:
         recently = clock.monotonic() < self._busy_until.get(path, 0.0)
         wait_s = min(wait_s, BUSY_WAIT_S) if recently else wait_s
         try:
-            with journals.locked(kind, self.fs, clock, self.entropy, path, wait_s, journals.MADE, looks) as journal:
+            with journals.locked(
+                kind, self.fs, clock, self.entropy, path, wait_s, journals.MADE, openings_max
+            ) as journal:
                 if durable:
                     self.names.secure(journal.fd, path)
                 yield journal

@@ -35,7 +35,7 @@ def remaining(group: GroupDirectory, directory: QueueDirectory) -> int | None:
 
 def _remaining(group: GroupDirectory, path: str) -> int | None:
     fs = group.fs
-    state = layout.read_queue_state(sparse.joined(fs.read_pieces(layout.settings_file(path))), path)
+    state = layout.read_queue_state(sparse.content_of(fs.read_pieces(layout.settings_file(path))), path)
     if state.group != group.state.id or state.closed:
         return None
     of_queue = Layout(path, state.directory, state.settings.shards)

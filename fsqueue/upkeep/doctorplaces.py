@@ -140,13 +140,13 @@ def reap(directory: OpenDirectory, names: Iterable[str], now_s: float) -> int:
     `names` are those in the directory; `now_s` is by the clock that stamps its files. What is removed has a name of a
     doctor, belongs to this user, is old, and is no link; of what is in it, only what has a doctor's name goes, too.
     """
-    removed, joined = 0, False
+    removed, has_joined = 0, False
     for name in names:
         if PLACE.fullmatch(name):
             removed += _reap_place(directory, name, now_s) or _reap_file(directory, name, now_s)
         elif name == DOCTOR:
-            joined = True
-    if joined:
+            has_joined = True
+    if has_joined:
         with suppress(OSError), directory.enter(DOCTOR) as outer:
             removed += _reap_meetings(outer, now_s)
             if is_mine(outer.stat()):

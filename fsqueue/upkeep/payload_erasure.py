@@ -95,7 +95,7 @@ def _record(store: Store, state: QueueState, line: bytes, directories: set[str])
 
 
 def _kept_file(store: Store, path: str, payload_bytes_max: int) -> bool:
-    lines = task_file.split_lines(sparse.joined(store.fs.read_pieces(path)))
+    lines = task_file.split_lines(sparse.content_of(store.fs.read_pieces(path)))
     kept = task_file.keep_lines(lines, payload_bytes_max)
     if kept == lines:
         return False

@@ -101,7 +101,7 @@ def reap(path: object) -> Reaping:
     fs = Filesystem(directory, shared=mount_of(directory).shared)
     found = reap_deleted(fs, directory)
     is_there = SETTINGS_FILE in fs.names(directory)
-    queue_state = _fate_of(sparse.joined(fs.read_pieces(settings_file(directory)))) if is_there else None
+    queue_state = _fate_of(sparse.content_of(fs.read_pieces(settings_file(directory)))) if is_there else None
     if isinstance(queue_state, QueueState):
         found.removed += reap_own(fs, directory, queue_state.id)
     return found

@@ -15,7 +15,7 @@ from fsqueue.errors import TaskNotFound
 from fsqueue.forks import Late
 from fsqueue.format.models import STATES, GcReport, RetryReport, Status
 from fsqueue.verbs.fields import SECONDS_MAX, TASK, Field
-from fsqueue.views.activity import together
+from fsqueue.views.activity import total_activity
 
 if TYPE_CHECKING:
     from fsqueue.views import timeline
@@ -187,7 +187,7 @@ OF_QUEUES: Sequence[Verb] = (
     Verb("activity", "Rates, durations, the oldest leases, failures by reason.", "reads",
          _get(f"{QUEUE}/activity", Field("window_s", "number", "The period up to now, in seconds.", least=1,
                                          most=SECONDS_MAX, nullable=True)),
-         absent=lambda: together([]), command="status"),
+         absent=lambda: total_activity([]), command="status"),
     Verb("timeline", "What was inserted, leased, completed and given up, over time.", "reads",
          _get(f"{QUEUE}/timeline",
               Field("window_s", "number", "The period up to now, in seconds.", default=3600, least=1, most=SECONDS_MAX),

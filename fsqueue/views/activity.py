@@ -234,7 +234,7 @@ def activity(store: Store, window_ms: int | None = None) -> Activity:
             return found
 
 
-def together(found: Sequence[Activity]) -> Activity:
+def total_activity(found: Sequence[Activity]) -> Activity:
     """Return several queues as one: sums of rates, means over all measured tasks, all failures, the oldest leases."""
     measured = sum(one.measured for one in found)
     holders = [one.holders for one in found if one.holders is not None]

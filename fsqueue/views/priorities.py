@@ -110,15 +110,15 @@ class Ranges:
                 found[-1].join(one)
             else:
                 found.append(one)
-        self._ranges = joined(found, max(1, self.kept_max // 2))
+        self._ranges = fewer_ranges(found, max(1, self.kept_max // 2))
 
     def summed(self, ranges: int) -> list[PriorityRange]:
         """Return at most `ranges` of them, the most urgent one first, and then the tasks without a priority."""
-        found = [PriorityRange(one.first, one.last, one.waiting) for one in joined(self._ranges, ranges)]
+        found = [PriorityRange(one.first, one.last, one.waiting) for one in fewer_ranges(self._ranges, ranges)]
         return found + ([PriorityRange(None, None, self.without)] if self.without else [])
 
 
-def joined(ranges: Iterable[_Range], most: int) -> list[_Range]:
+def fewer_ranges(ranges: Iterable[_Range], most: int) -> list[_Range]:
     """Return up to `most` ranges, with about equally many tasks if neighbours have to be made one."""
     left = list(ranges)
     waiting = sum(one.waiting for one in left)  # in the range at hand and behind it

@@ -113,13 +113,13 @@ def test_an_inserter_that_stands_still_between_the_line_and_the_record(
 
     def live() -> str:
         mine = Queue(queue.path)
-        into = mine._inserter._into
+        into = mine._inserter._insert_into
 
         def stopped(*args: object) -> object:
             os.kill(os.getpid(), signal.SIGSTOP)
             return into(*args)  # type: ignore[arg-type]
 
-        with mock.patch.object(mine._inserter, "_into", stopped):
+        with mock.patch.object(mine._inserter, "_insert_into", stopped):
             return mine.insert("slow", key="k").id
 
     with children((live,)) as [child]:

@@ -37,5 +37,5 @@ def test_lines_stand_where_they_stand_in_the_file(
         wanted.append((offset, line.replace(b"\0" * gap, b"\0"), len(line)))
         offset += len(line) + 1
     assert list(sparse.lines(pieces, 0)) == wanted
-    assert sparse.joined(pieces) == content.replace(b"\x01", b"\0")
+    assert sparse.content_of(pieces) == content.replace(b"\x01", b"\0")
     assert sparse.end_of(pieces) == len(whole)

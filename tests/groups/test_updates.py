@@ -630,7 +630,7 @@ def test_inserts_by_themselves_into_a_queue_that_is_moved_meanwhile_are_unknown(
 ) -> None:
     """They are in the directory that was moved: if it comes back, a repetition would have inserted them twice."""
     group["b"].insert("here")
-    into = SingleInserter._into
+    into = SingleInserter._insert_into
 
     def moves(self: SingleInserter, *args: Any) -> int:
         index = into(self, *args)
@@ -638,7 +638,7 @@ def test_inserts_by_themselves_into_a_queue_that_is_moved_meanwhile_are_unknown(
         self.store.queue_file.forget()
         return index
 
-    monkeypatch.setattr(SingleInserter, "_into", moves)
+    monkeypatch.setattr(SingleInserter, "_insert_into", moves)
     update = group.update()
     update.insert("b", "x")
     with pytest.raises(StorageError, match="unknown whether the update has happened"):

@@ -439,7 +439,7 @@ def test_a_line_whose_record_never_came_leaves_the_key_free(queue_factory: Queue
     def die(*args: object) -> None:
         raise KeyboardInterrupt
 
-    with mock.patch.object(queue._inserter, "_into", die), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(queue._inserter, "_insert_into", die), pytest.raises(KeyboardInterrupt):
         queue.insert("x", key="k")
     assert len(lines_of(queue)) == 1
     assert queue.insert("y", key="k").inserted

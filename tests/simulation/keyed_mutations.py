@@ -20,9 +20,9 @@ MUTATIONS = [
             ),
             (
                 "SingleInserter._insert",
-                "index = self._into(batch, pending, rank, together)",
+                "index = self._insert_into(batch, pending, rank, together)",
                 """
-                index = self._into(batch, pending, rank, together)
+                index = self._insert_into(batch, pending, rank, together)
                 if announce is not None and index is not None:
                     announce(layout, batch, pending[0][0])
                 """,

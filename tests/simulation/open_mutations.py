@@ -23,7 +23,7 @@ MUTATIONS = [
         "open-ending",
         (
             ("States.may_insert", "self.takes_inserts", "self.inserts is not None and not self.finished"),
-            ("SingleInserter._prepare", "takes = replay_state.takes_inserts", "takes = not replay_state.finished"),
+            ("SingleInserter._takes_now", "takes = replay_state.takes_inserts", "takes = not replay_state.finished"),
         ),
     ),
     Mutation(
@@ -44,7 +44,7 @@ MUTATIONS = [
         "open-power-ending",
         (
             (
-                "SingleInserter._prepare",
+                "SingleInserter._takes_now",
                 "takes and not is_full and replay_state.inserts == store.domain",
                 "takes and not is_full",
             ),
@@ -107,10 +107,10 @@ MUTATIONS = [
         "it has made the log of a batch anew that has finished: nothing leads to what it inserts",
         "open-ending",
         (
-            ("SingleInserter._prepare", "if locked.read_lines() is None or log.name is None: ...", "if False: ..."),
-            ("SingleInserter._prepare", "if not is_known and locked.read_lines() is None: ...", "if False: ..."),
+            ("SingleInserter._takes_now", "if locked.read_lines() is None or log.name is None: ...", "if False: ..."),
+            ("SingleInserter._takes_now", "if not is_known and locked.read_lines() is None: ...", "if False: ..."),
             (
-                "SingleInserter._prepare",
+                "SingleInserter._takes_now",
                 "transitions.opening(locked, log.name)",
                 "transitions.opening(locked, log.name or names.open_batch(locked.batch))",
             ),

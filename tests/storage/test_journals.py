@@ -63,7 +63,7 @@ def test_lines_come_out_whole_wherever_reading_is_cut(fs: Filesystem, lines: lis
 
 def test_the_lock_is_held_within_and_given_back_after(fs: Filesystem, tmp_path: Path) -> None:
     clock, path = ManualClock(), f"{tmp_path}/.deep/file.jsonl"
-    locked = partial(journals.locked, Journal, fs, clock, Entropy(), path, flags=journals.MADE, looks=0)
+    locked = partial(journals.locked, Journal, fs, clock, Entropy(), path, flags=journals.MADE, openings_max=0)
     with locked() as file:
         file.append(b"one\n")
         before = clock.now_s
@@ -189,7 +189,7 @@ def test_a_file_that_was_removed_before_its_lock_takes_no_line(fs: Filesystem, t
             path.unlink()
             super().take_lock(*args)
 
-    lock = journals.locked(Removed, fs, ManualClock(), Entropy(), str(path), 3, journals.MADE, looks=0)
+    lock = journals.locked(Removed, fs, ManualClock(), Entropy(), str(path), 3, journals.MADE, openings_max=0)
     with lock as file, pytest.raises(FileNotFoundError, match="removed before it was locked"):
         file.append(b"line\n")
 

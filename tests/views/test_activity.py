@@ -18,7 +18,7 @@ from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import activity
-from fsqueue.views.activity import Activity, Rate, together
+from fsqueue.views.activity import Activity, Rate, total_activity
 from tests.conftest import QueueFactory
 from tests.pages import text_of
 from tests.support import base_of, calls, task_file_names
@@ -179,7 +179,7 @@ def test_when_a_task_was_last_leased(q: Queue, clock: ManualClock, queue_factory
     last = q.activity()
     assert last.last_leased == clock.now_ms() / 1000 == first + 407
     other = Queue(queue_factory("other").path, clock=clock)
-    assert together([other.activity(), last]).last_leased == last.last_leased
+    assert total_activity([other.activity(), last]).last_leased == last.last_leased
 
 
 def test_how_many_workers_hold_something(q: Queue, clock: ManualClock, queue_factory: QueueFactory) -> None:
@@ -191,7 +191,7 @@ def test_how_many_workers_hold_something(q: Queue, clock: ManualClock, queue_fac
     held = [*one.lease(3), *two.lease(1, lease_s=5)]
     other.lease()
     assert q.activity().workers == 2
-    assert together([q.activity(), other.activity()]).workers == 2, "one of them holds tasks of both"
+    assert total_activity([q.activity(), other.activity()]).workers == 2, "one of them holds tasks of both"
     clock.advance(6)
     assert q.activity().workers == 1, "a lease that ran out is held by nobody"
     q.complete(held[:3])
@@ -532,13 +532,13 @@ def test_several_queues_together(queue_factory: QueueFactory, clock: ManualClock
         start = clock.now_s
         work(q, clock, 30, lease_s=seconds)
         found.append(q.activity(window_s=clock.now_s - start))
-    both = activity.together(found)
+    both = activity.total_activity(found)
     assert both.completed is not None
     assert both.completed.per_s == pytest.approx(1.5, abs=0.05)
     assert both.lease_s == pytest.approx(1.5)
     assert both.measured == 60
-    assert activity.together([found[0]]) == found[0]
-    assert activity.together([]).completed is None
+    assert activity.total_activity([found[0]]) == found[0]
+    assert activity.total_activity([]).completed is None
 
 
 def test_a_purge_meanwhile_is_no_error(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,7 +659,7 @@ def test_what_finished_before_the_window_is_not_among_it(q: Queue, clock: Manual
     clock.advance(1)
     assert q.activity(60).most_used == MostUsed(1, 20 * 1024, second.id, 0.01, second.id)
     assert q.activity(2000).most_used == MostUsed(2, 9000 * 1024, first.id, 70.0, first.id)
-    both = together([q.activity(60), q.activity(2000)])
+    both = total_activity([q.activity(60), q.activity(2000)])
     assert both.most_used == MostUsed(3, 9000 * 1024, first.id, 70.0, first.id)
 
 
