@@ -94,6 +94,7 @@ _HOMES = {
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
+    "as_completed": "fsqueue.poll",
     "connect": "fsqueue.client",
     "lease": "fsqueue.several",
     "queues": "fsqueue.storage.discovery",
@@ -162,7 +163,7 @@ if TYPE_CHECKING:
     from fsqueue.groups.task_numbers import NewNumber, NumberedInfo, TaskNumbers
     from fsqueue.groups.update import Update
     from fsqueue.leased_task import LeasedTask
-    from fsqueue.poll import Poll, wait
+    from fsqueue.poll import Poll, as_completed, wait
     from fsqueue.queue import Queue
     from fsqueue.several import lease
     from fsqueue.storage.discovery import queues
@@ -273,6 +274,7 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "__version__",
+    "as_completed",
     "connect",
     "lease",
     "queues",

@@ -25,7 +25,7 @@ from fsqueue.errors import (
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names, priority, task_file
 from fsqueue.format.layout import REASON_CHARS_MAX, Settings
-from fsqueue.format.models import Task
+from fsqueue.format.models import Task, TaskRef
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
@@ -381,8 +381,8 @@ def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
 
 
 def task_ids(ids: object) -> set[str]:
-    """Return task ids, one or many, as a set of sound ones; InvalidArgument."""
-    if isinstance(ids, str):
+    """Return task ids, one or many, as a set of sound ones; InvalidArgument. A TaskRef stands for its task's id."""
+    if isinstance(ids, (str, TaskRef)):
         ids = [ids]
     if not isinstance(ids, Iterable):
         raise InvalidArgument(f"Task ids are text, or a list of texts, not {shown(ids)}.")

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from fsqueue import forks
@@ -27,9 +27,21 @@ from fsqueue.errors import (
     TaskFailed,
     from_os_error,
     said,
+    shown,
 )
 from fsqueue.filesystem import resources
-from fsqueue.format.models import CANCELLED, DEAD, DELAYED, LEASED, WAITING, Status, TaskInfo, TaskRef
+from fsqueue.format.models import (
+    CANCELLED,
+    COMPLETED,
+    DEAD,
+    DELAYED,
+    LEASED,
+    WAITING,
+    Status,
+    TaskInfo,
+    TaskRef,
+    TellsOfTasks,
+)
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask, Verbs
@@ -38,7 +50,7 @@ from fsqueue.protocol.waiting import TaskSource, clock_of, tell_of_end, tell_pau
 from fsqueue.storage import open_logs
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
-from fsqueue.user_code import UserCodeError, user_function
+from fsqueue.user_code import UserCodeError, user_function, user_items
 from fsqueue.views import inspection
 
 logger = logging.getLogger("fsqueue")
@@ -218,6 +230,38 @@ class HasClock(Protocol):
         """Return the randomness."""
 
 
+class _LookPauses:
+    """The pauses between looks at tasks whose outcome is waited for, for `timeout_s` seconds in all."""
+
+    def __init__(self, timeout_s: float | None, of: HasClock) -> None:
+        self._timeout_s = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+        self._clock, self._entropy = of.clock, of.entropy
+        self._began = self._since = self._looks_at = self._clock.monotonic()
+
+    def shorten(self) -> None:
+        """Begin with short pauses again: the last look has found something."""
+        self._since = self._clock.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        """Return how many seconds have passed since the beginning."""
+        return self._clock.monotonic() - self._began
+
+    def sleep(self) -> bool:
+        """Sleep until the next look. False, at once, if the time is over."""
+        now = self._clock.monotonic()
+        left_s = self._began + self._timeout_s - now
+        if left_s <= 0:
+            return False
+        pause_s = max(
+            _pause_s(now - self._since, RESULT_S, self._entropy), (now - self._looks_at) * (1 / LOOK_SHARE - 1)
+        )
+        open_logs.let_go()
+        self._clock.sleep(min(pause_s, left_s))
+        self._looks_at = self._clock.monotonic()
+        return True
+
+
 def result_of(
     task: str | TaskRef, timeout_s: float | None, look: Callable[[str], TaskInfo], store_of: Callable[[], HasClock]
 ) -> Any:
@@ -226,19 +270,16 @@ def result_of(
     `store_of`: returns the queue's store, once a look has found the task in the queue.
     """
     task_id = task.id if isinstance(task, TaskRef) else task
-    timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
-    found, store = look(task_id), store_of()
-    clock = store.clock
-    begin = clock.monotonic()
+    if timeout_s is not None:
+        duration_ms(timeout_s, "timeout_s")  # before the look, which may fail
+    found = look(task_id)
+    pauses = _LookPauses(timeout_s, store_of())
     while found.state in UNFINISHED:
-        waited = clock.monotonic() - begin
-        if waited >= timeout:
+        if not pauses.sleep():
             raise ResultNotReady(
-                f"The task {task_id} is {found.state} still, after {round(waited, 2):g} s. It goes on: wait for its "
-                "result again, or cancel it."
+                f"The task {task_id} is {found.state} still, after {round(pauses.waited_s, 2):g} s. It goes on: wait "
+                "for its result again, or cancel it."
             )
-        open_logs.let_go()
-        clock.sleep(min(_pause_s(waited, RESULT_S, store.entropy), timeout - waited))
         found = look(task_id)
     if found.state == CANCELLED:
         raise TaskFailed(f"The task {task_id} was cancelled: it has no result.", found)
@@ -247,6 +288,50 @@ def result_of(
             f"The task {task_id} was given up after {counted(found.attempt, 'attempt')}: {found.error}", found
         )
     return found.result
+
+
+def as_completed(refs: Iterable[TaskRef], timeout_s: float | None = None) -> Iterator[TaskRef]:
+    """Yield references to tasks as the tasks end, each once; as `concurrent.futures.as_completed` does (PEP 3148).
+
+    `refs`: what `insert` has returned, of one queue or of several, also behind gateways. A task has ended if it is
+    completed, dead or cancelled, or if nothing is known of it any more: a queue may keep no history. `ref.result()`
+    then returns at once, or tells why there is none. ResultNotReady, which is a TimeoutError, if some have not ended
+    `timeout_s` seconds after the first was asked for; InvalidArgument for what is no TaskRef with a queue.
+
+    The queues are looked at again and again, 10 ms after a task has ended and then more and more rarely, down to once
+    in 2 s; looking takes a fifth of the time at most. A look reads each batch that has some of the tasks, once.
+    """
+    pending: dict[TellsOfTasks, dict[str, TaskRef]] = {}
+    for ref in user_items(refs) if isinstance(refs, Iterable) else [refs]:
+        if not isinstance(ref, TaskRef) or ref.queue is None:
+            raise InvalidArgument(f"as_completed takes references to tasks, as insert returns them, not {shown(ref)}.")
+        pending.setdefault(ref.queue, {}).setdefault(ref.id, ref)
+    return _as_completed(pending, timeout_s)
+
+
+def _as_completed(pending: dict[TellsOfTasks, dict[str, TaskRef]], timeout_s: float | None) -> Iterator[TaskRef]:
+    pauses: _LookPauses | None = None
+    while pending:
+        has_found = False
+        for queue, waited_for in [*pending.items()]:
+            found = queue.results_of(waited_for)
+            pauses = pauses or _LookPauses(timeout_s, queue.store)
+            for task_id in [one for one in waited_for if one not in found or found[one].state not in UNFINISHED]:
+                ref, has_found = waited_for.pop(task_id), True
+                if task_id in found and found[task_id].state == COMPLETED:
+                    ref.keep(found[task_id])
+                yield ref
+            if not waited_for:
+                del pending[queue]
+        assert pauses is not None, "a queue was looked at"
+        if has_found:
+            pauses.shorten()
+        if pending and not pauses.sleep():
+            left = sum(map(len, pending.values()))
+            raise ResultNotReady(
+                f"{counted(left, 'task')} of those waited for {'has' if left == 1 else 'have'} not ended after "
+                f"{round(pauses.waited_s, 2):g} s. They go on: wait for them again, or cancel them."
+            )
 
 
 def check_loop(prefetch: object, until: object, errors: object, stop_after_failures: object) -> None:

@@ -328,10 +328,11 @@ class Queue(Maintenance):
                 strict=strict,
             )
             if task.key is not None:
-                return self._keyed.insert(task)
+                found = self._keyed.insert(task)
+                return TaskRef(found.id, found.inserted, self)
             if self._inserter.takes(task):  # into the log of a batch that takes inserts: one append
-                return TaskRef(self._inserter.insert(task))
-            return TaskRef(insertion.insert_in_file(self.store, task))  # it is long, or batches have one task
+                return TaskRef(self._inserter.insert(task), True, self)
+            return TaskRef(insertion.insert_in_file(self.store, task), True, self)  # it is long, or goes alone
         except OSError as error:
             let_out(error)
             raise insert_errors.is_out(self.store, error) from error
@@ -818,6 +819,17 @@ class Queue(Maintenance):
         This looks at the task again and again: after 10 ms first, then after a tenth of the time waited, 2 s at most.
         """
         return result_of(task, timeout_s, self.task, lambda: self.store)
+
+    @verb("reading results")
+    def results_of(self, ids: str | TaskRef | Iterable[str | TaskRef]) -> dict[str, Result]:
+        """Return what is known of these tasks, finished or not, by their ids. A TaskRef stands for its id.
+
+        Tasks of which nothing is known are left out: those that have ended in a queue that keeps no history, those
+        whose history `gc` has removed, and dead letters that were retried or purged. Each batch of tasks is read once,
+        however many of its tasks are asked for. Memory: that of the answer, and of a batch.
+        """
+        wanted = task_ids(ids)  # before the store is asked for
+        return task_results.results_of(self.store, wanted)
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
         """Yield the unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""

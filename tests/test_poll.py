@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import pickle  # noqa: TID251 - references to tasks are sent to other processes
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,11 +23,15 @@ from fsqueue import (
     StorageError,
     TaskInfo,
     TaskNotFound,
+    TaskRef,
+    as_completed,
     poll,
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import queue_file
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
 from tests.support import QueueFactory, base_of, full_state, in_time, leftovers, log_files
 from tests.waiting import until
 
@@ -634,3 +639,43 @@ def test_a_result_is_not_waited_for_where_no_history_tells_of_it(queue_factory: 
     queue.lease()[0].complete(1)
     with pytest.raises(TaskNotFound, match="keeps nothing of tasks that have ended"):
         queue.result(ref)
+
+
+def test_references_of_several_queues_come_together_and_each_batch_is_read_once_a_look(
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = queue_factory(), Queue.create(tmp_path / "other", batch_tasks_max=10)
+    refs = [queue.insert(number) for queue in (one, other) for number in range(40)]
+    for queue in (one, other):
+        queue.complete(queue.lease(40), results=None)
+    asked: list[str] = []
+    whole_log = inspection._read_whole
+
+    def counting(store: Store, batch: Any) -> Any:
+        asked.append(batch)
+        return whole_log(store, batch)
+
+    monkeypatch.setattr(inspection, "_read_whole", counting)
+    assert {*as_completed(refs, timeout_s=0)} == {*refs}
+    assert len(asked) == len({*asked})
+
+
+def test_a_reference_is_small_and_waits_for_nothing_that_is_not_kept(queue_factory: QueueFactory) -> None:
+    q = queue_factory(keep_history=False)
+    refs = [q.insert(number) for number in range(1000)]
+    assert len(pickle.dumps(refs)) < 100 * len(refs)
+    q.complete(q.lease(1000))
+    assert {*as_completed(refs, timeout_s=0)} == {*refs}
+    with pytest.raises(TaskNotFound, match="keeps nothing of tasks that have ended"):
+        refs[0].result()
+
+
+@pytest.mark.parametrize("given", [7, "id", [7], ["0.0"], [TaskRef(f"{'0' * 32}.0")]])
+def test_what_is_no_reference_with_a_queue_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgument, match="as_completed takes references to tasks"):
+        as_completed(given)
+
+
+def test_a_reference_without_its_queue_says_whom_to_ask() -> None:
+    with pytest.raises(InvalidArgument, match=r"Ask the queue: queue.result\(ref\)"):
+        TaskRef(f"{'0' * 32}.0").result()

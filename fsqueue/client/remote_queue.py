@@ -208,7 +208,7 @@ class RemoteQueue(RemoteBase):
             if error.new is None:
                 error.inserted = error.new = 0
             raise
-        return TaskRef(found["id"], found["inserted"])
+        return TaskRef(found["id"], found["inserted"], self)
 
     @in_one_process
     def insert_many(
@@ -466,6 +466,12 @@ class RemoteQueue(RemoteBase):
     def result(self, task: str | TaskRef, timeout_s: float | None = None) -> Any:
         """Return the result of a task, once it is completed: see `Queue.result`."""
         return result_of(task, timeout_s, self.task, lambda: self.store)
+
+    @in_one_process
+    def results_of(self, ids: str | TaskRef | Iterable[str | TaskRef]) -> dict[str, Result]:
+        """Return what is known of these tasks, finished or not, by their ids: see `Queue.results_of`."""
+        answers = self._of_ids("results_of", _sound(ids))
+        return {one["id"]: made(Result, one) for answer in answers for one in answer["results"]}
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
         """Yield the unfinished tasks, or those in one state: see `Queue.tasks`."""

@@ -1,10 +1,12 @@
-"""Values that users hold, all but one frozen: tasks to insert, and facts about tasks, commits and queues."""
+"""Values that users hold, most of them frozen: tasks to insert, and facts about tasks, commits and queues."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from fsqueue.errors import InvalidArgument
 from fsqueue.format import names
 from fsqueue.format.task_file import payload_fields
 
@@ -57,15 +59,79 @@ class Task:
     available_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRef:
-    """A task that was inserted: its id, and whether it is new."""
+class TellsOfTasks(Protocol):
+    """A queue, at hand or behind a gateway, as a TaskRef asks it."""
 
-    id: str
-    inserted: bool = True
+    def task(self, id: str) -> TaskInfo:
+        """Return what is known of a task."""
+
+    def result(self, task: str, timeout_s: float | None = None) -> Any:
+        """Wait for a task's result, and return it."""
+
+    def results_of(self, ids: Iterable[str]) -> dict[str, Result]:
+        """Return what is known of tasks, finished or not, by their ids."""
+
+    @property
+    def store(self) -> Any:
+        """Return what has the clock by which waits for its tasks go."""
+
+    def cancel(self, ids: str) -> int:
+        """Cancel a task that no worker holds. Return how many were cancelled."""
+
+
+class TaskRef:
+    """A task that was inserted: its id, whether it is new, and its queue. What `insert` returns.
+
+    It pickles, with its queue's path or address. Two of the same task are equal. (Issue: futures; as in PEP 3148.)
+    """
+
+    __slots__ = ("_ended", "id", "inserted", "queue")
+
+    def __init__(self, id: str, inserted: bool = True, queue: TellsOfTasks | None = None) -> None:
+        """`queue`: None if it is not known, as in an update's results. Then ask the queue: `queue.result(ref)`."""
+        self.id, self.inserted, self.queue = id, inserted, queue
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait until the task is completed, and return its result, a JSON value.
+
+        For `timeout_s` seconds at most (None: for ever). Errors: see `Queue.result`. `as_completed` has read the
+        results of the references that it yields: those are at hand at once.
+        """
+        ended: Result | None = getattr(self, "_ended", None)
+        return self._queue().result(self.id, timeout_s) if ended is None else ended.result
+
+    def state(self) -> State:
+        """Return the task's state now. TaskNotFound if nothing is known of it: see `Queue.task`."""
+        return self._queue().task(self.id).state
+
+    def cancel(self) -> bool:
+        """Cancel the task, unless a worker holds it or it has ended. Return whether this call has cancelled it."""
+        return self._queue().cancel(self.id) == 1
+
+    def keep(self, ended: Result) -> None:
+        """Keep what came of the task: it is completed, so that does not change any more."""
+        self._ended = ended
+
+    def _queue(self) -> TellsOfTasks:
+        if self.queue is None:
+            raise InvalidArgument(
+                f"This reference to {self.id} does not know the queue. Ask the queue: queue.result(ref)."
+            )
+        return self.queue
 
     def __str__(self) -> str:
         return self.id
+
+    def __repr__(self) -> str:
+        return f"TaskRef(id={self.id!r}, inserted={self.inserted!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskRef):
+            return NotImplemented
+        return (self.id, self.inserted) == (other.id, other.inserted)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ _ACTS: Mapping[str, Act] = {
     "release": _release,
     "release_all": _release_all,
     "renew": _renew,
+    "results_of": lambda queue, given: {"results": plain([*queue.results_of(given["ids"]).values()])},
     "workers": lambda queue, given: {"workers": plain(queue.workers(asks_slurm=False))},
 }
 """The verbs that are more than a call of the method with their name."""

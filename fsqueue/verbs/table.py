@@ -218,6 +218,8 @@ OF_QUEUES: Sequence[Verb] = (
     Verb("results", "Inputs beside outputs of the tasks that have ended.", "reads",
          _get(f"{QUEUE}/results", Field("dead", "flag", "Dead letters alone.", default=False), gives=NDJSON),
          absent=_no_items, command="results"),
+    Verb("results_of", "What is known of tasks, finished or not, by their ids.", "reads",
+         _post(f"{QUEUE}/results-of", Field("ids", "texts", "Ids of tasks.", needed=True, least=1)), absent=dict),
     Verb("result_columns", "The same in columns.", "reads", absent=_no_items, command="results"),
     Verb("dead", "The dead letters.", "reads", _get(f"{QUEUE}/dead", gives=NDJSON), absent=_no_items,
          command="dead list"),

@@ -719,6 +719,11 @@ def _of_finished(store: Store, found: finished.FinishedBatch) -> Iterator[TaskIn
         yield info
 
 
+def cancelled_of(store: Store, found: finished.FinishedBatch) -> Iterator[TaskInfo]:
+    """Yield the cancelled tasks of a batch of which every record is known."""
+    return (info for info in _of_finished(store, found) if info.state == IS_CANCELLED)
+
+
 def _info(
     batch: str, replay_state: ReplayState, index: int, lines: list[bytes] | None, now: int, queue: str | None
 ) -> TaskInfo:

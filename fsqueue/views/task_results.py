@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ from fsqueue.format import names
 from fsqueue.format.models import COMPLETED as IS_COMPLETED
 from fsqueue.format.models import DeadLetter, Result
 from fsqueue.format.names import Batch
-from fsqueue.format.replay import COMPLETED
+from fsqueue.format.replay import CANCELLED, COMPLETED
 from fsqueue.format.task_states import Lease
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
@@ -58,6 +58,47 @@ def columns(store: Store, dead: bool = False) -> Iterator[Columns]:
         raise QueuePurged(
             f"The queue {store.path} was purged while its results were being read: what was read of them is not whole."
         )
+
+
+def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
+    """Return what is known of tasks, finished or not, by their ids. Those of which nothing is known are left out.
+
+    What has no outcome is looked for first, then the logs, then the history, then the dead letters. So a task that ends
+    meanwhile is in one of them. A letter has the payload, which the log of a batch may not have any more.
+    """
+    store.verify()
+    wanted: dict[Batch, set[int]] = {}
+    for task_id in ids:
+        batch, index = names.parse_task_id(task_id)
+        wanted.setdefault(batch, set()).add(index)
+    found: dict[str, Result] = {}
+
+    def take(some: Iterable[Result]) -> None:
+        for result in some:
+            batch, index = names.parse_task_id(result.id)
+            if index in wanted.get(batch, ()):
+                found[result.id] = result
+                wanted[batch].discard(index)
+                if not wanted[batch]:
+                    del wanted[batch]
+
+    for batch, indices in [*wanted.items()]:
+        take(info.as_result() for info in inspection.unfinished(store, batch, indices).values())
+    if store.settings.keep_history:
+        for at_work in inspection.partly_done(store, only={*wanted}):
+            take(_ended(store, at_work))
+        for ended in finished.batches(store, only={*wanted}):
+            take(_ended(store, ended))
+    for shard in sorted({store.layout.shard(batch) for batch in wanted}):
+        take(letter.as_result() for letter in deadletters.letters(store, shard))
+    return found
+
+
+def _ended(store: Store, found: FinishedBatch) -> Iterator[Result]:
+    """Yield the completed and the cancelled tasks of a batch."""
+    yield from completed(found)
+    if found.replay_state.done[CANCELLED]:
+        yield from (info.as_result() for info in inspection.cancelled_of(store, found))
 
 
 def completed(found: FinishedBatch) -> Iterator[Result]:

@@ -34,6 +34,7 @@ LACKING = {
     "is_copy": "`status` says so to people",
     "accept_copy": "`fsck --accept-copy` checks the whole queue, too",
     "fsck": "its findings are those of `tests/fsck`, and its exit codes those of `tests/cli/test_fsck.py`",
+    "results_of": "`show` tells of one task, and `results` of all",
     "result": "`show` prints it, and nothing waits for it",
     "result_columns": "`results` writes tables",
 }

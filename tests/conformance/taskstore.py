@@ -29,6 +29,7 @@ LACKING = {
     "bury": "a client cannot give a task up; with `max_attempts` fsqueue does",
     "peek": "a claim takes a random task: none is the next one",
     "history": "an id of a task that has ended tells nothing",
+    "results_of": "its ids are other numbers",
     "result": "a client adds what comes of a task as another task",
     "results": "a client adds what comes of a task as another task",
     "result_columns": "a client adds what comes of a task as another task",

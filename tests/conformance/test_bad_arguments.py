@@ -79,6 +79,7 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
         (5, "foo", {}, {"host": 5}, {"host": ""}, {"host": "a", "pid": -1}, {"host": "\ud800"}),
     ),
     "lease_by_id": (of("lease_by_id"), (*NO_IDS, "\ud800")),
+    "results_of": (of("results_of"), (*NO_IDS, "\ud800")),
     "lease_by_id lease_s": (of("lease_by_id", "lease_s", ids=f"{'0' * 32}.0"), NO_LENGTH),
     "lease_by_id holder": (
         of("lease_by_id", "holder", ids=f"{'0' * 32}.0"), (5, "foo", {}, {"host": 5}, {"host": "a", "pid": -1})

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251 - references to tasks are sent to other processes
 import threading
 from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, QueuePurged, ResultNotReady, Status, Task, TaskFailed, TaskNotFound
+from fsqueue import (
+    InvalidArgument,
+    QueuePurged,
+    ResultNotReady,
+    Status,
+    Task,
+    TaskFailed,
+    TaskNotFound,
+    as_completed,
+)
 from tests.conformance.kinds import A_FAILURE, A_FUNCTION, A_KEY, AN_ID, THE_HOST, lacks
 from tests.waiting import PATIENCE_S
 
@@ -257,6 +267,85 @@ def test_a_result_that_takes_longer_than_is_waited_raises_a_timeout(queue: Any) 
         queue.result(ref, timeout_s=0)
     task.complete(1)
     assert queue.result(ref, timeout_s=0) == 1
+
+
+A_REFERENCE = lacks(
+    commands="A command prints a task's id.",
+    taskstore="Its ids are other numbers.",
+)
+
+
+@A_REFERENCE
+@A_FAILURE
+def test_what_an_insert_returns_tells_of_its_task(queue: Any) -> None:
+    ref, unwanted, bad = (queue.insert(payload) for payload in ("one", "unwanted", "bad"))
+    copy = pickle.loads(pickle.dumps(ref))
+    assert (copy, str(copy), hash(copy)) == (ref, ref.id, hash(ref))
+    assert copy != unwanted
+    assert [ref.state(), copy.state()] == ["waiting", "waiting"]
+    with pytest.raises(ResultNotReady):
+        copy.result(timeout_s=0)
+    assert [unwanted.cancel(), unwanted.cancel(), unwanted.state()] == [True, False, "cancelled"]
+    for task in queue.lease(5):
+        assert not ref.cancel()
+        if task.payload == "bad":
+            task.bury("no")
+        else:
+            task.complete([task.payload])
+    assert (ref.result(), copy.result(timeout_s=0), ref.state()) == (["one"], ["one"], "completed")
+    with pytest.raises(TaskFailed, match="no"):
+        bad.result()
+    with pytest.raises(TaskFailed, match="cancelled"):
+        unwanted.result()
+
+
+@A_REFERENCE
+@A_FAILURE
+def test_the_results_of_tasks_are_told_by_their_ids(queue: Any) -> None:
+    refs = {payload: queue.insert(payload) for payload in ("waits", "held", "done", "bad", "cancelled", "other")}
+    refs["cancelled"].cancel()
+    by_payload = {task.payload: task for task in queue.lease(5)}
+    by_payload["done"].complete({"loss": 0.5})
+    by_payload["bad"].bury("no")
+    for payload in ("waits", "other"):
+        by_payload[payload].release()
+    asked = {payload: ref for payload, ref in refs.items() if payload != "other"}
+    found = queue.results_of([*asked.values(), NOWHERE])
+    assert found.keys() == {ref.id for ref in asked.values()}
+    states = {payload: found[ref.id].state for payload, ref in asked.items()}
+    assert states == {
+        "waits": "waiting", "held": "leased", "done": "completed", "bad": "dead", "cancelled": "cancelled",
+    }  # fmt: skip
+    done, bad = found[refs["done"].id], found[refs["bad"].id]
+    assert (done.payload, done.result, done.attempts) == ("done", {"loss": 0.5}, 1)
+    assert (bad.payload, bad.error) == ("bad", "no")
+    assert queue.results_of(refs["held"].id)[refs["held"].id].payload == "held"
+    assert queue.results_of([]) == queue.results_of(NOWHERE) == {}
+    queue.retry_dead()
+    assert queue.results_of(refs["bad"]) == {}
+
+
+@A_REFERENCE
+@A_FAILURE
+def test_references_come_as_their_tasks_end(queue: Any) -> None:
+    refs = [queue.insert(number) for number in range(5)]
+    coming = as_completed([*refs, refs[0]], timeout_s=PATIENCE_S)
+    tasks = {task.payload: task for task in queue.lease(5)}
+    tasks[3].complete("three")
+    assert next(coming) is refs[3]
+    assert refs[3].result(timeout_s=0) == "three"
+    tasks[1].bury("no")
+    ended = next(coming)
+    assert ended is refs[1]
+    with pytest.raises(TaskFailed, match="no"):
+        ended.result()
+    for number in (0, 2, 4):
+        tasks[number].complete(number)
+    assert {ref.result() for ref in coming} == {0, 2, 4}
+    late = queue.insert("late")
+    with pytest.raises(ResultNotReady, match="1 task of those waited for has not ended"):
+        [*as_completed([refs[0], late], timeout_s=0)]
+    assert late.state() == "waiting"
 
 
 @A_RESULT

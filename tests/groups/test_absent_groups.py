@@ -128,6 +128,7 @@ QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
     "lease, waiting": lambda queue: queue.lease(wait_s=0.1),
     "next of poll": lambda queue: next(iter(queue.poll()), None),
     "result": lambda queue: queue.result("0" * 32 + ".0"),
+    "results_of": lambda queue: queue.results_of("0" * 32 + ".0"),
     "task": lambda queue: queue.task("0" * 32 + ".0"),
     "wait": lambda queue: queue.wait(timeout_s=5),
 }

@@ -30,6 +30,7 @@ LOOPS = {
     "is all done?": {
         "fsqueue.poll.Backlog.wait": "the loop of `wait`, for queues and groups",
         "fsqueue.poll.result_of": "one task, of which no notification tells",
+        "fsqueue.poll._as_completed": "the same of many, of one queue or several: its pauses are the same",
         "fsqueue.service.streaming._waited.waiting": "a request at a gateway, which sleeps in an event loop",
     },
     "has it changed?": {

@@ -87,6 +87,12 @@ def verbs(queue: Queue) -> None:
     assert queue.attach(task.token, verify=False).id == held.id
     others += queue.lease(holder={"host": "node7", "name": "me", "pid": 5})
     others += queue.lease_by_id([task.id], lease_s=30)
+    known: dict[str, fsqueue.Result] = queue.results_of([task.id, queue.insert(7)])
+    assert known[task.id].state == "leased"
+    for ref in fsqueue.as_completed([queue.insert(8)], timeout_s=60):
+        now: fsqueue.State = ref.state()
+        is_mine: bool = ref.cancel()
+        print(now, is_mine, ref.result(timeout_s=0))
     shared: list[list[fsqueue.LeasedTask]] = queue.lease_for([(1, {"host": "node7"}), (2, {"host": "node8"})])
     others += [task for tasks in shared for task in tasks]
     until: float = held.lease_until
