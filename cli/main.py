@@ -51,6 +51,7 @@ GROUPS = {
     },
     "Upkeep": {
         "cancel": ("leases", "Cancel waiting tasks."),
+        "change": ("changing", "Change the priority or the time of waiting tasks."),
         "pause": ("queues", "Keep all workers from leasing tasks, until resume."),
         "resume": ("queues", "End a pause."),
         "set": ("queues", "Change settings of a queue in use, or show them."),
@@ -91,7 +92,7 @@ Exit codes:
   0    done
   1    an error, said in a sentence
   2    wrong use, or a bad line of input
-  3    nothing to do: no task is available (lease), or left in the queues (slurm)
+  3    nothing to do: no task is available (lease), changed, or left in the queues (slurm)
   4    a lease is lost
   5    there is no such queue
   6    update: a lease was lost, or others were in the way; nothing was done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,6 +67,28 @@ class Duration(Type[float]):
 
 
 DURATION = Duration()
+
+
+class Moment(Type[float]):
+    """Convert a date with a time, in ISO 8601, or a number of Unix seconds, into Unix seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the Unix seconds. A time without a zone is local."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        try:
+            number = re.fullmatch(_NUMBER, value.strip(), re.ASCII)
+            found = float(number[0]) if number else datetime.fromisoformat(value.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):
+            found = -1.0
+        if not 0 <= found < math.inf:
+            self.fail(f"{value!r} is no time. Write 2026-12-01T18:00 (local), 2026-12-01T18:00Z, or Unix seconds.")
+        return found
+
+
+MOMENT = Moment()
 
 
 _SIZE = rf"(?P<number>{_NUMBER})\s*(?:(?P<unit>[kmgt])(?:i?b)?|b)?"

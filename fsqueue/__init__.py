@@ -17,6 +17,7 @@ _HOMES = {
     "Activity": "fsqueue.views.activity",
     "AsyncPoll": "fsqueue.asyncpoll",
     "Bury": "fsqueue.errors",
+    "ChangeReport": "fsqueue.format.models",
     "Commit": "fsqueue.commit",
     "CommitLost": "fsqueue.errors",
     "CommitPart": "fsqueue.format.models",
@@ -142,6 +143,7 @@ if TYPE_CHECKING:
     )
     from fsqueue.format.layout import Durability, Pause, Settings
     from fsqueue.format.models import (
+        ChangeReport,
         CommitPart,
         CommitReport,
         DeadLetter,
@@ -250,6 +252,7 @@ __all__ = [
     "Result",
     "ResultNotReady",
     "Retry",
+    "ChangeReport",
     "RetryReport",
     "Settings",
     "State",

@@ -255,6 +255,31 @@ def bound_of(up_to: object) -> priority.Rank:
     return priority.rank_of(up_to)
 
 
+def check_change(urgency: object, no_priority: object, delay_s: object, available_at: object) -> None:
+    """Raise InvalidArgument for what is wrong of what `change` gives tasks, or if it gives them nothing.
+
+    `urgency`: the new priority.
+    """
+    why = None if urgency is None else priority.fault(urgency)
+    if why is not None:
+        raise InvalidArgument(f"priority must be a priority, not {shown(urgency)}: {why}. Nothing was changed.")
+    if not isinstance(no_priority, bool):
+        raise InvalidArgument(f"no_priority must be true or false, not {shown(no_priority)}. Nothing was changed.")
+    for one, other, is_both in (
+        ("priority", "no_priority", urgency is not None and no_priority),
+        ("delay_s", "available_at", delay_s is not None and available_at is not None),
+    ):
+        if is_both:
+            raise InvalidArgument(f"Give either {one} or {other}, not both. Nothing was changed.")
+    if delay_s is not None:
+        duration_ms(delay_s, "delay_s")  # type: ignore[arg-type]
+    if available_at is not None:
+        duration_ms(available_at, "available_at")  # type: ignore[arg-type]
+    if urgency is None and not no_priority and delay_s is None and available_at is None:
+        known = "priority, no_priority, delay_s or available_at"
+        raise InvalidArgument(f"Say what to change: {known}. Nothing was changed.")
+
+
 def check_lease(
     lease_s: float | None = None,
     up_to: object = None,

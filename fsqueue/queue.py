@@ -22,6 +22,7 @@ from fsqueue import forks
 from fsqueue.arguments import (
     ORDERS,
     bound_of,
+    check_change,
     ended,
     holder_of,
     leased,
@@ -54,7 +55,7 @@ from fsqueue.filesystem import Filesystem, resources
 from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
-from fsqueue.format.models import STATES, Movement, Result, State, Status, TaskInfo, TaskRef
+from fsqueue.format.models import STATES, ChangeReport, Movement, Result, State, Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
@@ -86,7 +87,7 @@ from fsqueue.views import inspection
 if TYPE_CHECKING:
     from fsqueue import administration, asyncpoll
     from fsqueue.asyncpoll import AsyncPoll
-    from fsqueue.protocol import leasing_by_id
+    from fsqueue.protocol import changing, leasing_by_id
     from fsqueue.views import (
         activity,
         attaching,
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
     from fsqueue.views.usage import Usage
 else:
     administration, asyncpoll = Late("fsqueue.administration"), Late("fsqueue.asyncpoll")
-    leasing_by_id = Late("fsqueue.protocol.leasing_by_id")
+    changing, leasing_by_id = Late("fsqueue.protocol.changing"), Late("fsqueue.protocol.leasing_by_id")
     activity, attaching = Late("fsqueue.views.activity"), Late("fsqueue.views.attaching")
     lease_holders, priorities = Late("fsqueue.views.lease_holders"), Late("fsqueue.views.priorities")
     task_results, stuck_locks = Late("fsqueue.views.task_results"), Late("fsqueue.views.stuck_locks")
@@ -694,6 +695,44 @@ class Queue(Maintenance):
             then = f"Tasks cancelled: {cancelled}. Repeat the call for the rest."
             raise self.store.explain(error, "cancelling", then) from (error if isinstance(error, OSError) else None)
         return cancelled
+
+    @verb("changing")
+    def change(
+        self,
+        ids: str | Iterable[str],
+        *,
+        priority: str | int | None = None,
+        no_priority: bool = False,
+        delay_s: float | None = None,
+        available_at: float | None = None,
+    ) -> ChangeReport:
+        """Change the priority or the time of waiting tasks, by id; return which were changed, and which are leased.
+
+        What is left out stays; `no_priority` takes the priority away. `delay_s`: seconds from now; `available_at`: the
+        same as an absolute time in Unix seconds. Ids, keys and attempts stay. A task whose lease has run out is
+        waiting, and the lease ends. Workers that are at work elsewhere notice a change within ten seconds.
+        """
+        check_change(priority, no_priority, delay_s, available_at)
+        grouped = _in_batches(ids)
+        values = changing.NewValues(
+            [None] if no_priority else [] if priority is None else [encoding.priority_of(priority, None)],
+            None if delay_s is None else duration_ms(delay_s, "delay_s"),
+            None if available_at is None else duration_ms(available_at, "available_at"),
+        )
+        self.store.verify()
+        report = ChangeReport()
+        try:
+            changing.begin(self.store, values)
+            for batch_id, indices in sorted(grouped.items()):
+                report.add(changing.change(self.store, batch_id, indices, values))
+        except (OSError, FsqueueError) as error:
+            let_out(error)
+            then = f"Tasks changed: {len(report.changed)}. Repeat the call for all: none is changed twice."
+            raise self.store.explain(error, "changing", then) from (error if isinstance(error, OSError) else None)
+        finally:
+            if report.changed:
+                self.store.doorbell.ring()
+        return report
 
     # -- looking ------------------------------------------------------------------------------------------
 

@@ -40,10 +40,10 @@ values = st.recursive(
 FIELDS = [
     "op", "at", "lease", "tasks", "until", "count", "file", "offset", "id", "ids", "staged", "batch",
     "records", "payload", "b64", "reason", "available_at", "generation", "directory", "format", "settings",
-    "from", "name",
+    "from", "name", "versions", "priority",
 ]  # fmt: skip
 OPS = [
-    "open", "lease", "renew", "complete", "release", "fail", "bury", "cancel", "revoke", "replace", "move",
+    "open", "lease", "renew", "complete", "release", "fail", "bury", "cancel", "revoke", "replace", "change", "move",
     "prepare", "commit", "abort", "insert", "finish", "count", "gone", "dead", "retried", "purged", "create",
     "generation",
 ]  # fmt: skip

@@ -272,7 +272,7 @@ class RequestPart:
             self.keys.append(task.key)
             self.inserts.append(b'{"queue":%s,%s' % (encoded(self.name), task_line(task)[1:]))
 
-    def change(self, change: TaskChange) -> None:
+    def add_change(self, change: TaskChange) -> None:
         """Add a change of a task that is there."""
         task = change.task
         said: dict[str, Any] = {"queue": self.name}

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fsqueue.arguments import (
     EVERY,
     Every,
+    check_change,
     check_lease,
     holder_of,
     leased,
@@ -51,6 +52,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import (
     STATES,
+    ChangeReport,
     CommitReport,
     DeadLetter,
     GcReport,
@@ -63,6 +65,7 @@ from fsqueue.format.models import (
     TaskInfo,
     TaskRef,
 )
+from fsqueue.format.plain import plain
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses, result_of
 from fsqueue.protocol import encoding, insert_errors, transitions
@@ -413,12 +416,39 @@ class RemoteQueue(RemoteBase):
         """Cancel tasks that no worker holds: see `Queue.cancel`."""
         return sum(self._of_ids("cancel", _sound(ids)))
 
-    def _of_ids(self, verb: str, ids: Iterable[str] | None) -> list[Any]:
-        """Ask for tasks by their ids, in as many requests as they need; for all of them, if there are none."""
+    @in_one_process
+    def change(
+        self,
+        ids: str | Iterable[str],
+        *,
+        priority: str | int | None = None,
+        no_priority: bool = False,
+        delay_s: float | None = None,
+        available_at: float | None = None,
+    ) -> ChangeReport:
+        """Change the priority or the time of waiting tasks: see `Queue.change`."""
+        with unwrapped():
+            check_change(priority, no_priority, delay_s, available_at)
+        wanted, report = _sound(ids), ChangeReport()
+        given = {
+            "priority": plain(priority),
+            "no_priority": no_priority,
+            "delay_s": delay_s,
+            "available_at": available_at,
+        }
+        for one in self._of_ids("change", wanted, given):
+            report.add(made(ChangeReport, one))
+        return report
+
+    def _of_ids(self, verb: str, ids: Iterable[str] | None, given: dict[str, Any] | None = None) -> list[Any]:
+        """Ask for tasks by their ids, in as many requests as they need; for all of them, if there are none.
+
+        `given`: what each request has besides.
+        """
         if ids is None:
             return [self._ask(verb, all=True)]
         parts = in_parts([encoded(one) for one in sorted(ids)])
-        return [self._wire.call(verb, body=json_object({}, ids=part), queue=self.name) for _, part in parts]
+        return [self._wire.call(verb, body=json_object(given or {}, ids=part), queue=self.name) for _, part in parts]
 
     # -- looking ------------------------------------------------------------------------------------------------
 

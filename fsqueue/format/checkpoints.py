@@ -22,6 +22,7 @@ from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LE
 
 if TYPE_CHECKING:
     from fsqueue.format.movements import Range
+    from fsqueue.format.priority import Priority
 
 MARK = b'{"op":"checkpoint",'
 """Mark a line as a checkpoint: each one begins so."""
@@ -85,8 +86,8 @@ class Found(NamedTuple):
 
 _Group = tuple[int, int, int, int, str | None, bool, str | None, int | None]
 """What the tasks of one entry in a checkpoint have in common: their state, `since`, version and attempts, the lease,
-whether each goes alone, the last error, and the index of a task whose payload was replaced: no other one is in its
-group. (A plain tuple: a batch with many of them has one made for each, at each checkpoint.)"""
+whether each goes alone, the last error, and the index of a task whose payload was replaced, or priority changed: no
+other one is in its group. (A plain tuple: a batch with many of them has one made for each, at each checkpoint.)"""
 
 
 def restated(states: States) -> dict[str, Any]:
@@ -96,16 +97,16 @@ def restated(states: States) -> dict[str, Any]:
     state, since, version, attempts, holders = (
         states.state, states.since, states.version, states.attempts, states.holder,
     )  # fmt: skip
-    solo, errors, payloads = states.solo, states.errors, states.payloads
+    solo, errors, payloads, changed = states.solo, states.errors, states.payloads, states.changed
     for index in sorted(states.touched):
         holder, lease = holders[index], None
         if holder is not None:
             lease = holder.id
             leases[lease] = holder
-        replaced = index if index in payloads else None
+        single = index if index in payloads or index in changed else None
         group = (
             state[index], since[index], version[index], attempts[index],
-            lease, index in solo, errors.get(index), replaced,
+            lease, index in solo, errors.get(index), single,
         )  # fmt: skip
         if group in groups:
             groups[group].append(index)
@@ -162,7 +163,7 @@ def _runs_of(outcome: int, states: States) -> list[Range]:
 
 
 def _entry(states: States, group: _Group, tasks: list[int]) -> dict[str, Any]:
-    state, since, version, attempts, lease, is_solo, error, replaced = group
+    state, since, version, attempts, lease, is_solo, error, single = group
     ranges = movements.to_ranges(tasks) if len(tasks) > 1 else [[tasks[0], tasks[0] + 1]]
     found: dict[str, Any] = {"state": _STATES[state], "tasks": ranges, "since": since, "version": version}
     if attempts:
@@ -173,8 +174,11 @@ def _entry(states: States, group: _Group, tasks: list[int]) -> dict[str, Any]:
         found["solo"] = True
     if error is not None:
         found["error"] = error
-    if replaced is not None:
-        found["payload"] = states.payloads[replaced]
+    if single is not None:
+        if single in states.payloads:
+            found["payload"] = states.payloads[single]
+        if single in states.changed:
+            found["priority"] = states.changed[single]
     return found
 
 
@@ -230,6 +234,7 @@ def restore(states: States, found: Found) -> None:
         if index not in seen:  # as it was inserted
             states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
     _restore_priorities(states, record)
+    states.rank_changed()
     states.remaining = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
         if names.parse_task_file(_text(text)) is None:
@@ -284,6 +289,8 @@ def _restore_group(states: States, group: dict[str, Any], tasks: list[int], here
             states.errors[index] = _text(group["error"])
         if "payload" in group:
             states.payloads[index] = group["payload"]
+        if "priority" in group:
+            states.changed[index] = _priority(group["priority"])
     if group.get("solo") is True:
         states.solo.update(tasks)
     if state == DEAD:
@@ -366,6 +373,12 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError
     return value
+
+
+def _priority(value: Any) -> Priority | None:
+    if value is not None and priority.fault(value) is not None:
+        raise ValueError
+    return value  # type: ignore[no-any-return]
 
 
 def _worker(value: Any) -> dict[str, Any] | None:

@@ -381,6 +381,22 @@ class RetryReport(AsDict):
 
 
 @dataclass(slots=True)
+class ChangeReport(AsDict):
+    """Ids of the tasks that were to be changed, in order: those that were, and those that a worker held.
+
+    A task that is in neither list has ended, or the queue does not know it.
+    """
+
+    changed: list[str] = field(default_factory=list)
+    leased: list[str] = field(default_factory=list)
+
+    def add(self, other: ChangeReport) -> None:
+        """Add what became of other tasks."""
+        self.changed = [*self.changed, *other.changed]
+        self.leased = [*self.leased, *other.leased]
+
+
+@dataclass(slots=True)
 class GcReport(AsDict):
     """Counts of what upkeep found and mended, in files or batches.
 

@@ -149,6 +149,8 @@ INSERT = b'{"op":"insert",'
 """What the line of every `insert` begins with that this package writes."""
 REPLACE = b'{"op":"replace",'
 """What the line of every `replace` begins with that this package writes."""
+CHANGE = b'{"op":"change",'
+"""What the line of every `change` begins with that this package writes."""
 WITH_PAYLOAD = (INSERT, REPLACE)
 _OF = rb'"update":"\w+"(?:,"file":"\w+","patience":\d+(?:,"beside":\[[^\]]*\])?)?'
 _HEAD = re.compile(
@@ -180,6 +182,28 @@ def cut(line: bytes, payload_bytes_max: int | None, shorten: bool = True) -> byt
     spared = max(0, spared - len(str(spared)) + 1)
     short = b'%s,"cut":%d}' % (head[0], spared)
     return short + b" " * (len(line) - spared - len(short))
+
+
+def change(
+    at: int, tasks: Sequence[int], versions: Sequence[int], available_at: int | None, given: Sequence[Priority | None]
+) -> Record:
+    """Return a `change` record. `given`: the new priority, None for none; nothing if it stays."""
+    made = record("change", at, tasks=to_ranges(tasks), versions=[*versions], available_at=available_at)
+    if given:
+        [made["priority"]] = given  # the last field: see `without_priority`
+    return made
+
+
+def without_priority(line: bytes) -> bytes:
+    """Return a `change` record as the history keeps it: a priority may tell what a payload does that is not kept.
+
+    It is as long. A line that another program wrote in another form is returned as it is.
+    """
+    head, field, _ = line.partition(b',"priority":')
+    return (head + b"}").ljust(len(line)) if field and _CHANGE.fullmatch(head) else line
+
+
+_CHANGE = re.compile(rb'\{"op":"change","at":\d+,"tasks":\[[\d,\[\]]*\],"versions":\[[\d,]*\](?:,"available_at":\d+)?')
 
 
 def took_ms(record: dict[str, Any], index: int) -> int | None:

@@ -520,6 +520,26 @@ def _replace(replay_state: ReplayState, record: Record, at: int, offset: int) ->
     return True
 
 
+def _change(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
+    """Give tasks that no lease holds another priority, another time, or both, if they have the versions seen."""
+    tasks, versions = replay_state._tasks(record), record["versions"]
+    available_at = _time(record["available_at"]) if "available_at" in record else None
+    given = record.get("priority")
+    if type(versions) is not list or len(versions) != len(tasks):
+        raise ValueError
+    if given is not None and priority.fault(given) is not None:
+        raise ValueError
+    seen = zip(tasks, versions, strict=True)
+    changed = [
+        index for index, version in seen if version == replay_state.version[index] and replay_state.is_free(index, at)
+    ]
+    for index in changed:
+        if "priority" in record:
+            replay_state.prioritize(index, given)
+        replay_state.change(index, at, available_at, offset)
+    return bool(changed)
+
+
 def _move(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
     """Change nothing: only the names of a `move` count."""
     return True
@@ -576,6 +596,7 @@ _HANDLERS: dict[str, Handler] = {
     "cancel": _cancel,
     "revoke": _revoke,
     "replace": _replace,
+    "change": _change,
     "move": _move,
     "clock": _clock,
     "finish": _finish,
@@ -786,6 +807,7 @@ _NEEDED: dict[str, dict[str, Callable[[Any], object]]] = {
     "revoke": {"tasks": _ranges},
     "replace": {"tasks": _ranges, "payload": _any},
     DEPENDS: {"tasks": _ranges},
+    "change": {"tasks": _ranges, "versions": _any},
     "clock": {"tasks": _ranges, "since": _any},
     "count": {"file": _text, "offset": _whole, "count": _whole},
 }

@@ -134,6 +134,7 @@ class States:
         "available_at",
         "base_version",
         "blamed",
+        "changed",
         "count",
         "counts",
         "done",
@@ -191,6 +192,8 @@ class States:
         """The priorities of the tasks in `places` that have one."""
         self.ranks: dict[int, Rank] = {}
         """The ranks of tasks that are known to have a priority. All others have the rank LAST."""
+        self.changed: dict[int, Priority | None] = {}
+        """The priorities that `change` records gave tasks, in place of those with which they were inserted."""
         self.is_ranked = False
         """Whether the ranks were learned. Until then a file's tasks are taken for equals."""
         self.insert_ids: set[str] = set()
@@ -377,8 +380,17 @@ class States:
 
     def _rank_ready(self, ranks: dict[int, Rank]) -> None:
         self.ranks, self.is_ranked = ranks, True
+        self.rank_changed()
         self._ready = [(ranks.get(index, LAST), index) for _, index in self._ready]
         heapify(self._ready)
+
+    def rank_changed(self) -> None:
+        """Give the tasks whose priority was changed the ranks of these."""
+        for index, given in self.changed.items():
+            if given is None:
+                self.ranks.pop(index, None)
+            else:
+                self.ranks[index] = rank_of(given)
 
     def rank(self, index: int) -> Rank:
         """Return the rank of a task, as far as it is known."""
@@ -813,6 +825,34 @@ class States:
                 self.since[index] = time
                 lease.at = min(lease.at, at)
                 self._expects(time, lease)
+
+    def change(self, index: int, at: int, available_at: int | None, offset: int) -> None:
+        """Give a free task another version at `at`, and if asked another time from when on it is available.
+
+        A lease on it has run out, and ends. The task is available at once then, unless another time is asked for.
+        """
+        if self.state[index] == LEASED:
+            self._expire(index)
+            self.state[index], self.holder[index], self.since[index] = AVAILABLE, None, at
+        assert self.state[index] == AVAILABLE, "a task is changed that has an outcome"
+        if available_at is not None:
+            self.since[index] = available_at
+        self.version[index] = offset
+        self.touched.add(index)
+        self._ready = [(rank, ready) for rank, ready in self._ready if ready != index]  # at its old rank
+        heapify(self._ready)
+        self._comes_back(index)
+
+    def prioritize(self, index: int, given: Priority | None) -> None:
+        """Give a task another priority; None: none. The caller has it come back, or changes it next."""
+        self.changed[index] = given
+        if index in self.places:
+            if given is None:
+                self.priorities.pop(index, None)
+            else:
+                self.rank_tasks({})
+                self.priorities[index] = given
+        self.rank_changed()  # those of a task file are learned from there, and these count more
 
     def _ends_at(self, until: int, lease: Lease) -> bool:
         """Return whether a lease still holds a task that it was to hold until then, and no longer."""

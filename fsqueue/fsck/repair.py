@@ -403,10 +403,12 @@ def urgency_of(lines: list[bytes], replay_state: ReplayState) -> Rank:
     tasks are there, or of those in its log.
     """
     state = replay_state.state if replay_state.opened else None
-    in_log = replay_state.priorities
-    ranks = [rank_of(in_log[index]) for index in in_log if replay_state.state[index] in OPEN]
+    known = {**replay_state.priorities, **replay_state.changed}
+    ranks = [rank_of(known[index]) for index in known if replay_state.state[index] in OPEN]
     for index, line in enumerate(lines):
-        if b'"priority"' in line and (state is None or (index < len(state) and state[index] in OPEN)):
+        if index in known or b'"priority"' not in line:
+            continue
+        if state is None or (index < len(state) and state[index] in OPEN):
             with suppress(ValueError):
                 ranks.append(rank_of(task_file.decode_task(line).get("priority")))
     return min(ranks, default=LAST)

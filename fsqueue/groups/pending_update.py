@@ -42,7 +42,7 @@ class Plan(Protocol):
     def insert(self, task: EncodedTask, /) -> None:
         """Add a task to insert. Of several with one key, the first one counts."""
 
-    def change(self, change: TaskChange, /) -> None:
+    def add_change(self, change: TaskChange, /) -> None:
         """Add a change of a task that is there."""
 
 
@@ -244,7 +244,7 @@ class PendingUpdate(ABC, Generic[Q, P]):
                 "task, too. Nothing was done."
             )
         self._tasks.add(identity)
-        plan.change(ending)
+        plan.add_change(ending)
         if ending.kind not in ("renew", "replace"):
             if isinstance(task, LeasedTask) and ending.kind != "depends":
                 self._ended.append(task)

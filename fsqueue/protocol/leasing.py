@@ -685,7 +685,8 @@ class Leaser:
         batch, queue = log.batch, self.queue()
         generation = log.layout.generation  # the batch's: another thread may have seen a later one meanwhile
         assert queue is not None  # a method of it called this
-        attempts, payloads = locked.replay_state.attempts, locked.replay_state.payloads
+        state = locked.replay_state
+        attempts, payloads, changed = state.attempts, state.payloads, state.changed
         tasks: list[LeasedTask] = []
         for index in given:
             try:
@@ -702,6 +703,8 @@ class Leaser:
             task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")
+            if changed and index in changed:
+                task.priority = changed[index]
             tasks.append(task)
         if solo:
             for task in tasks:

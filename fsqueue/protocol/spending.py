@@ -12,7 +12,7 @@ from fsqueue.format.task_states import Lease
 from fsqueue.protocol.transitions import shorten
 from fsqueue.storage.locked_batch import LockedBatch
 
-CHANGING = frozenset({"lease", "fail", "release", "revoke", "bury"})
+CHANGING = frozenset({"lease", "fail", "release", "revoke", "bury", "change"})
 """The kinds of records that change who holds a task, or how many attempts it has had, and leave or give it a chance."""
 
 
@@ -58,8 +58,8 @@ def reason(charge: Charge, attempts: int, attempts_max: int | None) -> str:
 def last(records: Iterable[tuple[int, dict[str, Any]]], tasks: Collection[int]) -> dict[int, Charge]:
     """Return the last charge of each of the tasks that has one, from all records of a log with their offsets.
 
-    A lease that ran out counts from the record on that gives the task to another one. Of a task that is leased when
-    the records end, the last charge before that is returned.
+    A lease that ran out counts from the record on that gives the task to another one, or changes the task. Of a task
+    that is leased when the records end, the last charge before that is returned.
     """
     replay_state, wanted = ReplayState(), frozenset(tasks)
     found: dict[int, Charge] = {}
@@ -69,7 +69,7 @@ def last(records: Iterable[tuple[int, dict[str, Any]]], tasks: Collection[int]) 
             if index >= replay_state.count:
                 continue
             attempts, holder = known.get(index, (0, None))
-            if replay_state.attempts[index] > attempts and record["op"] in ("lease", "fail"):
+            if replay_state.attempts[index] > attempts and record["op"] in ("lease", "fail", "change"):
                 error = replay_state.errors.get(index) if record["op"] == "fail" else None
                 found[index] = Charge(error, holder.worker if holder is not None else None)
             known[index] = replay_state.attempts[index], replay_state.holder[index]

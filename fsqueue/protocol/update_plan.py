@@ -100,7 +100,7 @@ class QueuePlan:
         self.longest = 0
         """The bytes of the longest task, or new payload, that the update brings."""
 
-    def change(self, change: TaskChange) -> None:
+    def add_change(self, change: TaskChange) -> None:
         """Add a change of a task that is there."""
         self.endings.setdefault(change.task.batch, []).append(change)
         if change.kind in RETURNS:

@@ -104,7 +104,9 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                     )  # fmt: skip
                 elif attempt is not None:
                     outcome = _outcome(record, state)
-                    late = record.get("lease") is None and outcome in (BURY, CANCEL)  # whose lease had run out before
+                    late = record.get("lease") is None and (
+                        outcome in (BURY, CANCEL) or record["op"] == "change"
+                    )  # whose lease had run out before
                     del running[index]
                     if late:
                         yield _ended(attempt, EXPIRED, min(attempt.until, at))

@@ -273,12 +273,14 @@ class LockedBatch:
             return LOST
 
     def key_and_priority(self, index: int) -> dict[str, Any]:
-        """Return a task's `key` and `priority`, as they stand in its line: those that it has, and that can be read."""
+        """Return a task's `key` and `priority`: those that it has, and that can be read."""
         lines = LinesInLog(self.log) if index in self.replay_state.places else self.read_lines()
         try:
             record = {} if lines is None else task_file.decode_task(lines[index])
         except (ValueError, IndexError):
-            return {}
+            record = {}
+        if index in self.replay_state.changed:
+            record["priority"] = self.replay_state.changed[index]
         found = {name: value for name in ("key", "priority") if (value := record.get(name)) is not None}
         if "priority" in found and priority.fault(found["priority"]) is not None:
             del found["priority"]

@@ -127,6 +127,8 @@ def _without_checkpoints(text: bytes) -> bytes:
 
 
 def _cut(line: bytes, payload_bytes_max: int | None) -> bytes:
+    if line.startswith(movements.CHANGE):
+        return movements.without_priority(line)
     return movements.cut(line, payload_bytes_max) if line.startswith(movements.WITH_PAYLOAD) else line
 
 
@@ -459,7 +461,7 @@ class Log:
         pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:
             text = _without_checkpoints(b"".join(piece for _, piece in pieces)[: self.end]).rstrip(b" ")
-            if self.replay_state.inserts is not None or movements.REPLACE in text:
+            if self.replay_state.inserts is not None or movements.REPLACE in text or movements.CHANGE in text:
                 return b",".join(_cut(line, payload_bytes_max) for line in text[:-1].split(b"\n"))
             return text[:-1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]

@@ -92,6 +92,11 @@ def shifted(log: Iterable[sparse.Piece], now: int) -> dict[int, int]:
             for index in _tasks_of(record):
                 if index < replay_state.count and replay_state.version[index] == offset:
                     written[index] = time
+        elif record["op"] == "change":  # it ends leases that have run out: their tasks are available from then on
+            for index in _tasks_of(record):
+                is_by_it = index < replay_state.count and replay_state.version[index] == offset
+                if is_by_it and ("available_at" in record or replay_state.since[index] == time):
+                    written[index] = time
     return {
         index: max(0, now + replay_state.since[index] - at)
         for index, at in written.items()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fsqueue.errors import TaskNotFound
 from fsqueue.forks import Late
-from fsqueue.format.models import STATES, GcReport, RetryReport, Status
+from fsqueue.format.models import STATES, ChangeReport, GcReport, RetryReport, Status
 from fsqueue.verbs.fields import SECONDS_MAX, TASK, Field
 from fsqueue.views.activity import total_activity
 
@@ -227,6 +227,16 @@ OF_QUEUES: Sequence[Verb] = (
     Verb("cancel", "Cancel tasks that no worker holds.", "repeatable",
          _post(f"{QUEUE}/cancel", Field("ids", "texts", "Ids of tasks.", needed=True, least=1), answer="cancelled"),
          absent=int, command="cancel"),
+    Verb("change", "Change the priority or the time of tasks that no worker holds. What is left out stays.",
+         "repeatable", _post(
+             f"{QUEUE}/change", Field("ids", "texts", "Ids of tasks.", needed=True, least=1),
+             Field("priority", "priority", "The new priority.", nullable=True),
+             Field("no_priority", "flag", "Take the priority away.", default=False),
+             Field("delay_s", "number", "Seconds from now until they are available.", most=SECONDS_MAX,
+                   nullable=True),
+             Field("available_at", "number", "The same as an absolute time, in Unix seconds.", most=1e11,
+                   nullable=True)),
+         absent=ChangeReport, command="change"),
     Verb("retry_dead", "Insert dead letters again.", "once", _post(f"{QUEUE}/dead/retry", IDS, ALL, answer="retried"),
          absent=int, command="dead retry"),
     Verb("purge_dead", "Remove dead letters.", "once", _post(f"{QUEUE}/dead/purge", IDS, ALL, answer="purged"),

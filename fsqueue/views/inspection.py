@@ -635,15 +635,16 @@ def record_of(store: Store, batch: Batch, index: int, replay_state: ReplayState)
     TaskNotFound if the task file cannot be read any more. A payload that an update has given is known all the same.
     """
     replaced = {"payload": replay_state.payloads[index]} if index in replay_state.payloads else {}
+    changed = {"priority": replay_state.changed[index]} if index in replay_state.changed else {}
     try:
         if index in replay_state.places:
             lines = listing.lines_in_log(store, batch, replay_state)
         else:
             lines = lines_anywhere(store, batch, replay_state)
-        return task_file.decode_task((lines or [])[index]) | replaced
+        return task_file.decode_task((lines or [])[index]) | replaced | changed
     except (IndexError, ValueError):
         if replaced:
-            return replaced
+            return replaced | changed
         raise TaskNotFound(
             f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
         ) from None
@@ -758,7 +759,7 @@ def _info(
         result=replay_state.results.get(index),
         version=replay_state.version[index],
         key=record.get("key"),
-        priority=record.get("priority"),
+        priority=replay_state.changed.get(index, record.get("priority")) if state <= LEASED else None,
         update=replay_state.frozen.get(index),
         queue=queue,
     )

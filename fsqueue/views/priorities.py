@@ -179,6 +179,7 @@ def _waiting_in(store: Store, name: TaskFileName) -> Iterator[tuple[Priority | N
     given = state.priorities
     if state.inserts is None and name.priority is not None and state.remaining:
         given = priority.in_lines(lines or inspection.lines_anywhere(store, name.batch, state) or [])
+    known: dict[int, Priority | None] = {**given, **state.changed}
     for index, code in enumerate(state.state):
         if code in (AVAILABLE, LEASED) and state.since[index] <= now:
-            yield given.get(index), 1
+            yield known.get(index), 1

@@ -169,6 +169,10 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("bury",): [["Q", "TOKEN", "--reason", EVIL], ["Q", "LOST", "--reason", EVIL]],
     ("release-all",): [["Q"], ["Q", "--yes", "--host", EVIL], ["Q", "--yes", "--worker", EVIL], ["Q", "--yes"]],
     ("cancel",): [["Q", "WAITING"], ["Q", "WAITING", "--yes"], ["Q", EVIL, "--yes"]],
+    ("change",): [
+        ["Q", "WAITING", "--priority", EVIL], ["Q", EVIL, "--delay", "0"], ["Q", "LEASED", "--no-priority"],
+        ["Q", "DEAD", "--delay", "1"], ["Q", "--where", EVIL, "--at", EVIL], ["Q", "WAITING", "--at", EVIL],
+    ],
     ("set",): [["Q", f"lease_s={EVIL}"], ["Q", f"{EVIL}=1"], ["Q", EVIL], ["Q"]],
     ("pause",): [["Q", "--reason", EVIL], ["Q"]],
     ("resume",): [["Q"], ["Q"]],

@@ -249,6 +249,16 @@ class CommandLine:
         chosen = task_ids(ids)
         return self._one("cancel", *chosen, "--yes", sound=(0, 13))["cancelled"] if chosen else 0
 
+    def change(self, ids: Any, *, no_priority: bool = False, **given: Any) -> fsqueue.ChangeReport:
+        chosen = task_ids(ids)
+        if not chosen:
+            return fsqueue.ChangeReport()
+        urgency = given.get("priority")
+        words = [*_option("--priority", None if urgency is None else wording.priority_text(urgency))]
+        words += [*_option("--delay", given.get("delay_s")), *_option("--at", given.get("available_at"))]
+        found = self._one("change", *chosen, *words, *("--no-priority",) * no_priority, sound=(0, 3, 13))
+        return fsqueue.ChangeReport(found["changed"], found["leased"])
+
     def retry_dead(self, ids: Any = EVERY) -> int:
         return self._of_letters("dead retry", ids)["retried"]
 

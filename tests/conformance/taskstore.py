@@ -25,6 +25,7 @@ LACKING = {
     "poll": "a loop is a program's: it claims again and again",
     "poll_async": "a loop is a program's: it claims again and again",
     "attach": "an id is all that a client has of its claim, and any process with its number may use it",
+    "change": "a client changes the time of a task with a claim, and knows no priorities",
     "fail": "an attempt fails if its claim runs out",
     "bury": "a client cannot give a task up; with `max_attempts` fsqueue does",
     "peek": "a claim takes a random task: none is the next one",

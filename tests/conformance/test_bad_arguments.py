@@ -25,6 +25,7 @@ NO_COUNT = ("1", None, [], True, 1.0, 0, -1, -(10**5_000), math.nan, math.inf)
 NO_PRIORITY = ([], True, 1.5, math.nan, -(10**30), 10**30, "a" * 2_000)
 NO_TEXT = (5, b"a", [], "", "\ud800", "a\udcff")
 NO_IDS = (None, 5, 1.5, math.nan, "", "foo", [5], ["foo"], [None], {"foo": 1})
+NOBODY = f"{'0' * 32}.0"
 NO_FUNCTION = (5, "foo", [])
 NO_LEASES = (None, 5, "foo", ["foo"], [None], {"foo": 1})
 
@@ -101,6 +102,13 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "release a task": (of_task("release", "delay_s"), NO_SECONDS),
     "fail a task": (of_task("fail", "delay_s", "no"), NO_SECONDS[:1] + NO_SECONDS[2:]),
     "cancel": (of("cancel"), (*NO_IDS, "\ud800")),
+    "change": (of("change", priority=1), (*NO_IDS, "\ud800")),
+    "change priority": (of("change", "priority", ids=NOBODY), (*NO_PRIORITY, None)),
+    "change no_priority": (of("change", "no_priority", ids=NOBODY, delay_s=1), (5, "foo", None)),
+    "change both": (of("change", "priority", ids=NOBODY, no_priority=True), (1, "a")),
+    "change delay_s": (of("change", "delay_s", ids=NOBODY), NO_SECONDS),
+    "change available_at": (of("change", "available_at", ids=NOBODY), (*NO_SECONDS,)),
+    "change two times": (of("change", "delay_s", ids=NOBODY, available_at=5), (1, 0)),
     "wait timeout_s": (of("wait", "timeout_s"), NO_SECONDS[:1] + NO_SECONDS[2:]),
     "wait poll": (of("wait", "poll", timeout_s=0), NO_FUNCTION),
     "peek": (of("peek"), NO_COUNT),

@@ -20,7 +20,17 @@ from fsqueue import (
     Task,
     TaskNotFound,
 )
-from tests.conformance.kinds import A_FAILURE, A_LOOP, A_RESULT, AN_OBJECT, ANY_VALUE, BY_ID, THE_HOST, THE_REASON
+from tests.conformance.kinds import (
+    A_FAILURE,
+    A_KEY,
+    A_LOOP,
+    A_RESULT,
+    AN_OBJECT,
+    ANY_VALUE,
+    BY_ID,
+    THE_HOST,
+    THE_REASON,
+)
 
 pytestmark = pytest.mark.once
 
@@ -289,6 +299,51 @@ def test_what_no_worker_holds_is_cancelled_once(queue: Any) -> None:
     assert (queue.cancel([first.id, later.id]), queue.cancel(first.id)) == (2, 0)
     assert queue.lease() == []
     assert queue.status() == Status()
+
+
+@A_KEY
+def test_what_waits_gets_another_priority_or_time_and_stays_the_same_task(queue: Any) -> None:
+    first, second, third = queue.insert("a", key="k"), queue.insert("b", priority=3), queue.insert("c")
+    report = queue.change([third.id, first.id], priority="soon")
+    assert (sorted(report.changed), report.leased) == (sorted([first.id, third.id]), [])
+    assert queue.change(third.id, delay_s=1000).changed == [third.id]
+    assert queue.task(third.id).state == "delayed"
+    assert [queue.task(one.id).priority for one in (first, second, third)] == ["soon", 3, "soon"]
+    [task] = queue.lease(strict=True)
+    assert (task.id, task.payload, task.key, task.priority) == (second.id, "b", None, 3), "numbers come before texts"
+    [task] = queue.lease(strict=True)
+    assert (task.id, task.payload, task.key, task.priority, task.attempt) == (first.id, "a", "k", "soon", 1)
+    assert queue.change([third.id, first.id], no_priority=True, delay_s=0).as_dict() == {
+        "changed": [third.id], "leased": [first.id]
+    }  # fmt: skip
+    [task] = queue.lease()
+    assert (task.id, task.priority) == (third.id, None)
+
+
+@A_KEY
+def test_what_has_ended_or_never_was_is_not_changed(queue: Any) -> None:
+    done, dead, gone = (queue.insert(number).id for number in range(3))
+    assert queue.cancel(gone) == 1
+    for task in queue.lease(2):
+        task.complete() if task.id == done else task.bury("x")
+    assert queue.change([done, dead, gone, f"{'0' * 32}.0"], delay_s=5).as_dict() == {"changed": [], "leased": []}
+    assert queue.change([], priority=1).as_dict() == {"changed": [], "leased": []}
+
+
+@A_KEY
+def test_a_time_is_given_as_it_is(queue: Any) -> None:
+    ref = queue.insert(1)
+    queue.change(ref.id, available_at=4_000_000_000)
+    assert (queue.task(ref.id).available_at, queue.lease()) == (4_000_000_000, [])
+    assert [move.available_at for move in queue.history(ref.id)] == [None, 4_000_000_000]
+
+
+@A_KEY
+def test_more_tasks_than_a_request_takes_are_changed_together(queue: Any) -> None:
+    queue.insert_many(range(1_500))
+    ids = [task.id for task in queue.tasks()]
+    assert sorted(queue.change(ids, priority=1).changed) == sorted(ids)
+    assert {task.priority for task in queue.tasks()} == {1}
 
 
 ENDS = {"purge": "purged", "delete": "the queue was deleted"}

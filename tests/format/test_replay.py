@@ -478,6 +478,7 @@ WHOLE: list[dict[str, Any]] = [
     {"op": "cancel", "tasks": [[0, 1]]},
     {"op": "revoke", "tasks": [[0, 1]]},
     {"op": "replace", "tasks": [[0, 1]], "payload": 1},
+    {"op": "change", "tasks": [[0, 1]], "versions": [0]},
     {"op": "clock", "tasks": [[0, 1]], "since": [5]},
     {"op": "count", "file": "f", "offset": 0, "count": 1},
     {"op": "seal"},
@@ -495,7 +496,7 @@ def test_a_record_is_well_formed_with_all_its_fields_and_not_without_one(record:
     for field in record.keys() - {"op", "at"}:
         assert not is_well_formed({key: value for key, value in record.items() if key != field}), field
         assert not is_well_formed({("x" + key if key == field else key): value for key, value in record.items()})
-        if field not in ("payload", "b64", "since"):
+        if field not in ("payload", "b64", "since", "versions"):
             assert not is_well_formed({**record, field: {}}), field
 
 

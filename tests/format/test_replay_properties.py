@@ -52,6 +52,9 @@ parts = st.one_of(
 loose = st.one_of(
     records_of("cancel", tasks=tasks, versions=st.just("seen")),
     records_of("replace", tasks=tasks, version=st.just("seen"), payload=st.integers(5, 9)),
+    records_of("change", tasks=tasks, versions=st.just("seen"), available_at=untils),
+    records_of("change", tasks=tasks, versions=st.just("seen"), priority=st.none() | st.integers(0, 3)),
+    records_of("change", tasks=tasks, versions=st.just("seen"), available_at=untils, priority=st.just("p")),
     records_of("revoke", tasks=tasks),
     records_of("revoke", tasks=tasks, lease=lease_ids),
     records_of("move", **{"from": names, "name": names}),
@@ -321,6 +324,7 @@ class OracleTask:
     solo: bool = False
     payload: Any = None
     version: int = 0
+    priority: Any = None
 
 
 class Oracle:
@@ -424,6 +428,19 @@ class Oracle:
                 for task in mine:
                     task.payload, task.version = record["payload"], offset
                 return bool(mine)
+            case "change":
+                if len(record["versions"]) != len(tasks):
+                    return False
+                seen = zip(tasks, record["versions"], strict=True)
+                mine = [task for task, version in seen if self.free(task, at) and task.version == version]
+                for task in mine:
+                    if task.state == "leased":
+                        self.expire(task)
+                        task.state, task.since = "available", at
+                    task.since, task.version = record.get("available_at", task.since), offset
+                    if "priority" in record:
+                        task.priority = record["priority"]
+                return bool(mine)
             case "move":
                 return True
             case "finish":
@@ -459,6 +476,7 @@ def test_a_naive_fold_agrees(data: bytes) -> None:
             index in replay_state.solo,
             replay_state.payloads.get(index),
             replay_state.version[index],
+            replay_state.changed.get(index),
         )
         wanted = dataclasses.replace(task, lease=task.lease if task.state == "leased" else "")
         assert found == wanted, f"task {index}"

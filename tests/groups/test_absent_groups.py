@@ -116,6 +116,7 @@ QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
     "admit_node": lambda queue: queue.admit_node("node"),
     "attach": lambda queue: queue.attach(f"{'0' * 32}.0@{'0' * 16}"),
     "cancel": lambda queue: queue.cancel(["0" * 32 + ".0"]),
+    "change": lambda queue: queue.change(["0" * 32 + ".0"], priority=1),
     "change_settings": lambda queue: queue.change_settings(lease_s=5),
     "commit": lambda queue: queue.commit("seed"),
     "history": lambda queue: queue.history("0" * 32 + ".0"),

@@ -189,6 +189,17 @@ def cancel(story: Story, actor: Actor) -> None:
         actor.cancel(story.rng.sample(known, min(len(known), story.rng.randint(1, 2))))
 
 
+def change_waiting(story: Story, actor: Actor) -> None:
+    """Give tasks another priority, another time, or both."""
+    known, rng = story.history.all_ids(), story.rng
+    if known:
+        ids = rng.sample(known, min(len(known), rng.randint(1, 3)))
+        times: list[dict[str, Any]] = [{}, {"delay_s": 0}, {"delay_s": 3}, {"available_at": story.world.now + 5}]
+        urgencies: list[dict[str, Any]] = [{"priority": 0}, {"priority": rng.randint(1, 5)}, {"no_priority": True}]
+        given = rng.choice(times) | rng.choice(urgencies) if rng.random() < 0.7 else rng.choice(times[1:])
+        actor.change(ids, given)
+
+
 def retry_dead(story: Story, actor: Actor) -> None:
     actor.plain("retry_dead")
 
@@ -260,7 +271,8 @@ def close(story: Story, actor: Actor) -> None:
 ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
-        insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, retry_completed,
+        insert, insert_many, consume, poll, status, is_drained, release_all, cancel, change_waiting, retry_dead,
+        retry_completed,
         purge_dead, gc, purge, delete, create, attach, look, wait, close, idle, trickle, insert_ranked,
         insert_few, insert_few_ranked, insert_many_ranked, consume_ranked, keyed_acts.insert_keyed,
         keyed_acts.insert_many_keyed, fsck,

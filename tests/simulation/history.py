@@ -66,6 +66,8 @@ class History:
         """The ids of each payload, as far as anybody saw them: a retried task has another one."""
         self.priorities: dict[Any, Any] = {}
         """With which each payload was inserted that has one."""
+        self.changed: dict[str, list[dict[str, Any]]] = {}
+        """What each task may have been given besides, by its id."""
         self.wrong: list[str] = []
         """What was noticed to be wrong while it happened."""
 
@@ -223,6 +225,11 @@ class Actor:
 
     def cancel(self, ids: list[str]) -> None:
         self.do("cancel", lambda q: q.cancel(ids), ids=ids)
+
+    def change(self, ids: list[str], given: dict[str, Any]) -> None:
+        for task_id in ids:
+            self.history.changed.setdefault(task_id, []).append(given)
+        self.do("change", lambda q: q.change(ids, **given), ids=ids, given=given)
 
     def next(self, loop: Poll) -> LeasedTask | None:
         """The next task of a work loop."""

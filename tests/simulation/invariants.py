@@ -226,7 +226,7 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
     if call.end <= story.forgotten_until:
         return
     if call.verb in ("lease", "next") and call.outcome == DONE and call.result:
-        yield from order.told(call, story.history.priorities)
+        yield from order.told(call, story.history)
         given = call.result if call.verb == "lease" else [call.result]
         if len({task.id for task in given}) < len(given):
             yield f"{call}: it gave one task twice"

@@ -16,7 +16,7 @@ from fsqueue import LeasedTask
 from fsqueue.protocol import leasing, selection
 from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import File
-from tests.simulation.history import Actor, Call
+from tests.simulation.history import Actor, Call, History
 from tests.simulation.replay import LEASED, OUTCOMES, SKIPPED, Replay
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def unfinished(name: str, file: File, log: Replay | None) -> dict[int, Task]:
     found = {index: (line["payload"], line.get("priority")) for index, line in enumerate(lines)}
     if log is None or not log.opened:
         return {index: Task(payload, rank(given), int(name[:13])) for index, (payload, given) in found.items()}
+    found = {index: (payload, log.priorities.get(index, given)) for index, (payload, given) in found.items()}
     found |= {index: (payload, log.priorities.get(index)) for index, payload in log.payloads.items()}
     return {
         index: Task(found[index][0], rank(found[index][1]), max(task.since, task.born) + (500 if task.state == LEASED else 0))
@@ -147,11 +148,21 @@ def _is_marked(story: Story) -> bool:
     return isinstance(file, File) and b'{"op":"ordered"' in bytes(file.data)
 
 
-def told(call: Call, priorities: dict[Any, Any]) -> Iterator[str]:
-    """What was leased has the priority that it was inserted with, and none is less urgent than was asked for."""
+def told(call: Call, history: History) -> Iterator[str]:
+    """What was leased has the priority that it was inserted with, or that it was given since, and none is less urgent
+    than was asked for.
+    """
     bound = call.args.get("up_to")
+    changes = [
+        given
+        for task_id in history.changed
+        for given in history.changed[task_id]
+        if "delay_s" not in given or len(given) > 1
+    ]
     for task in call.result if call.verb == "lease" else [call.result]:
-        given = priorities.get(task.payload)
+        given = history.priorities.get(task.payload)
+        if changes and task.priority in [one.get("priority") for one in changes]:
+            given = task.priority  # a retried task has another id, and the priority of the dead letter
         if task.priority != given:
             yield f"{call}: {task.payload!r} was inserted with the priority {given!r}, and has {task.priority!r}"
         if bound is not None and rank(given) > rank(bound):

@@ -258,4 +258,59 @@ MUTATIONS = [
         "order",
         (("retry", "task_file.encode_task(..., priority=letter.priority)", "task_file.encode_task(...)"),),
     ),
+    Mutation(
+        "a change does not see to what the name promises",
+        "no worker looks for the task that has become urgent, or early",
+        "changed",
+        (("changing._promise", "target != name", "False"),),
+    ),
+    Mutation(
+        "a task is changed before its batch's file has the name",
+        "a crash between the two leaves a task that is more urgent than the name says",
+        "changed-files",
+        (
+            ("changing._change_in", "_promise(locked, values.rank, first, at)", ""),
+            (
+                "changing._change_in",
+                "locked.log.write(movements.change(at, free, versions, available_at, values.priority))",
+                """
+                locked.log.write(movements.change(at, free, versions, available_at, values.priority))
+                _promise(locked, values.rank, first, at)
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "a name that a change needs is not synced",
+        "a power loss keeps the change, and takes the name",
+        "changed-power",
+        (("changing._promise", "store.sync_inserts and not store.fs.shared", "False"),),
+    ),
+    Mutation(
+        "a checkpoint leaves out changed priorities",
+        "new readers go by those with which the tasks were inserted",
+        "changed-restated",
+        (("checkpoints._entry", "single in states.changed", "False"),),
+    ),
+    Mutation(
+        "a changed task keeps its place among those that came back",
+        "it is taken by its old priority",
+        "changed",
+        (
+            ("States.change", "self._ready = ...", ""),
+            ("States.change", "heapify(self._ready)", ""),
+        ),
+    ),
+    Mutation(
+        "the priorities in a task file count more than changed ones",
+        "a worker that learns them forgets the changes",
+        "changed-files",
+        (("States._rank_ready", "self.rank_changed()", ""),),
+    ),
+    Mutation(
+        "a change does not tell that tasks have priorities",
+        "workers compare none",
+        "changed",
+        (("changing.begin", "queue_changes.mark_ordered(store, values.rank)", ""),),
+    ),
 ]

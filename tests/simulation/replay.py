@@ -153,7 +153,7 @@ class Replay:
                 self._commit_direct(direct[1], record, at)
             elif op in ("commit", "abort"):
                 self._decide(update, record, at)
-            elif op not in _RULES.keys() - {"lease", "revoke"} | {"insert"}:
+            elif op not in _RULES.keys() - {"lease", "revoke", "change"} | {"insert"}:
                 pass
             elif "file" in record:
                 self._prepare(update, Kept(record, offset, at))
@@ -200,6 +200,8 @@ class Replay:
                     task.version = offset
                     self._changed(task, op, lease, offset, at)
                     changed = True
+                    if op == "change" and "priority" in record:
+                        self.priorities[index] = record["priority"]
                     if op == "lease" and task.payload is not None:
                         self.handed[index, record["lease"]] = task.payload
                     if holder is not None and (task.state, task.lease) != (LEASED, holder):
@@ -428,6 +430,15 @@ def _replace(task: State, record: dict[str, Any], at: int, place: int) -> bool:
     return True
 
 
+def _change(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not _free(task, at) or record["versions"][place] != task.version:
+        return False
+    if task.state == LEASED:
+        task.state, task.since = AVAILABLE, at
+    task.since = record.get("available_at", task.since)
+    return True
+
+
 def _depends(task: State, record: dict[str, Any], at: int, place: int) -> bool:
     return _holds(task, record) if "lease" in record else bool(record["versions"][place] == task.version)
 
@@ -443,6 +454,7 @@ _RULES = {
     "cancel": _cancel,
     "replace": _replace,
     "depends": _depends,
+    "change": _change,
 }
 
 

@@ -56,6 +56,8 @@ RANKED = {
     "cancel": 0.3, "gc": 0.5, "look": 0.3, "release_all": 0.2, "retry_dead": 0.5, "attach": 0.2, "wait": 0.5, "close": 0.2,
 }  # fmt: skip
 """Tasks with priorities and without."""
+CHANGED = RANKED | {"change_waiting": 5.0}
+"""Tasks get other priorities and times while they wait."""
 SMALL_BATCHES = {"batch_tasks_max": 4}
 ORDER_SMALL = (*SMALL, ("protocol.leasing:OVERPROMISED_MAX", 2))
 
@@ -205,6 +207,11 @@ SCENARIOS = {
         Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(("protocol.leasing:OVERPROMISED_MAX", 1),), singly=True, settings=SMALL_BATCHES),
         Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
         Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
+        Scenario("changed", shared=False, hosts=1, actions=CHANGED, faults=("kill", "kill", "delay", "error", "after"), singly=True, settings=SMALL_BATCHES),
+        Scenario("changed-files", shared=False, hosts=1, actions=CHANGED, faults=("kill", "kill", "delay", "error"), settings=SMALL_BATCHES),
+        Scenario("changed-nfs", actions=CHANGED, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, singly=True, settings=SMALL_BATCHES),
+        Scenario("changed-power", shared=False, hosts=1, actions=CHANGED, faults=("power", "kill"), lossy=True, singly=True, settings=SMALL_BATCHES),
+        Scenario("changed-restated", actions=CHANGED, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=RESTATED, singly=True, settings=SMALL_BATCHES),
         Scenario("order-files-restated", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=RESTATED, settings=MANY, workers=4),
         Scenario("relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD),
         Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),

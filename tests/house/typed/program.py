@@ -114,6 +114,8 @@ def verbs(queue: Queue) -> None:
     except LeaseLost as lost:
         print(lost.tasks, lost.reason)
     print(queue.cancel(task.id) + queue.cancel([task.id]))
+    changed: fsqueue.ChangeReport = queue.change([task.id], priority="a", delay_s=5)
+    print(changed.changed + changed.leased, queue.change(task.id, no_priority=True, available_at=1e9).as_dict())
     print(queue.release_all() + queue.release_all(worker="me", offline=True) + queue.release_all(slurm_job="5"))
 
 
