@@ -237,7 +237,10 @@ def _priority(task: fsqueue.TaskInfo) -> str:
 @click.argument("task", metavar="TASK")
 @json_option
 def show(queue: str, task: str, as_json: bool) -> None:
-    """Show everything about one task of Q, by its id or a token: state, payload, worker, and its history."""
+    """Show everything about one task of Q, by its id or a token: state, payload, worker, and its history.
+
+    Of a task that was retried it names the new one, and of that the dead letter, or the completed task, that it was.
+    """
     task_id = task.partition("@")[0]
     with one_queue(queue) as q:
         info = q.task(task_id)
@@ -250,8 +253,10 @@ def show(queue: str, task: str, as_json: bool) -> None:
             settled = outcomes.settled_as(q.store, task_id)
         kin = fsqueue.Group(q.group.path).lineage(q.name, task_id) if isinstance(q, fsqueue.GroupQueue) else None
     done, new_id = settled or (None, None)
+    first = next((move.repeats for move in movements if move.repeats is not None), None)
     if as_json:
         more: dict[str, Any] = {"settled": done, "retried_as": new_id} if done is not None else {}
+        more |= {"retry_of": first} if first is not None else {}
         more |= {"lineage": kin.as_dict()} if kin is not None else {}
         print_json(info.as_dict() | more | {"history": [move.as_dict() for move in movements]})
         return
@@ -262,6 +267,8 @@ def show(queue: str, task: str, as_json: bool) -> None:
             say(*f"{name.replace('_', ' '):<13} {text}".split("\n"))
     if done is not None:
         say(f"{done + ' as' if new_id else done:<13} {new_id or 'it is a dead letter no longer'}")
+    if first is not None:
+        say(f"{'retry of':<13} {first}")
     say("history")
     for move in movements:
         if move.op == "renew" and move.until is not None and move.until < move.at:  # see `revoking.expire`

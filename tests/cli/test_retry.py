@@ -46,6 +46,9 @@ def test_show_of_the_old_one_tells_the_new_one(fsqueue_cli: Run, queue: Queue) -
     shown = json.loads(fsqueue_cli("show", queue.path, old, "--json").stdout)
     assert (shown["state"], shown["settled"], shown["retried_as"]) == ("completed", "retried", new.id)
     assert f"retried as    {new.id}\n" in fsqueue_cli("show", queue.path, old).stdout
+    assert f"retry of      {old}\n" in fsqueue_cli("show", queue.path, new.id).stdout
+    assert json.loads(fsqueue_cli("show", queue.path, new.id, "--json").stdout)["retry_of"] == old
+    assert "retry_of" not in shown
 
 
 def test_show_of_the_new_one_tells_the_old_one(fsqueue_cli: Run, queue: Queue) -> None:

@@ -215,6 +215,7 @@ def test_show_of_a_retried_letter_names_the_new_id(
             assert f"retried as    {new[payload]}\n" in fsqueue_cli("show", queue.path, old[payload]).stdout
             shown = json.loads(fsqueue_cli("show", queue.path, old[payload], "--json").stdout)
             assert (shown["settled"], shown["retried_as"]) == ("retried", new[payload])
+            assert f"retry of      {old[payload]}\n" in fsqueue_cli("show", queue.path, new[payload]).stdout
         else:
             said = fsqueue_cli("show", queue.path, old[payload], code=13).stderr
             assert said == (
