@@ -99,6 +99,13 @@ def act(op: str, at: int, name: str, **more: object) -> dict[str, object]:
             ],
             [("expired", 500, 100, None)],
         ),
+        (
+            [
+                lease(1_000_500, "a", 1_000_600),
+                {"op": "change", "at": 1_000_900, "tasks": [[0, 1]], "versions": [100], "priority": 1},
+            ],
+            [("expired", 500, 100, None)],
+        ),
         ([lease(1_000_500, "a", 10**13), act("revoke", 1_000_600, "a")], [("revoke", 500, 100, None)]),
         ([act("complete", 1_000_600, "a"), {"op": "lease", "at": 1}, {"op": "what", "at": 1}], []),
     ],

@@ -218,6 +218,17 @@ def test_only_what_comes_from_the_future_is_shifted() -> None:
     assert record_times.shifted([(0, content + again)], 60_000) == {}  # what was set right is not shifted twice
 
 
+def test_of_what_was_changed_in_the_future_the_times_that_it_set_are_shifted() -> None:
+    """A time that was given, and the end of a lease; not the time of a task that got another priority."""
+    opening = record_lines.record("open", 1_000, count=4, birth=1_000, available_at=70_000, name="x")
+    held = record_lines.record("lease", 80_000, lease="h", tasks=[[2, 3]], until=90_000, worker={})
+    given = record_lines.record("change", 9_000_000, tasks=[[0, 1]], versions=[0], available_at=9_005_000)
+    urgent = record_lines.record("change", 9_000_000, tasks=[[1, 2]], versions=[0], priority=1)
+    ended = record_lines.record("change", 9_000_000, tasks=[[2, 3]], versions=[len(opening)], priority=1)
+    content = opening + held + given + urgent + ended
+    assert record_times.shifted([(0, content)], 100_000) == {0: 105_000, 2: 100_000}
+
+
 def test_a_log_within_the_bounds_costs_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = queue_of(tmp_path / "q")
     Queue(q.path, clock=ManualClock(time.time() + 600)).lease(1)
