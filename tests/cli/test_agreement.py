@@ -75,7 +75,7 @@ DOES_NOT_ASK = {
     **dict.fromkeys(("create", "insert", "import", "spark seed"), "it adds, and replaces nothing"),
     **dict.fromkeys(("run", "slurm", "spark drain", "serve"), "it does the work, or has others do it"),
     **dict.fromkeys(("lease", "complete", "renew", "release", "fail", "bury"), "it acts on its own lease, by a token"),
-    **dict.fromkeys(("pause", "resume", "set"), "the same command takes it back"),
+    **dict.fromkeys(("pause", "resume", "set", "change"), "the same command takes it back"),
     "update": "a script names each of its operations, and all happen or none",
     "workers": "--release-dead ends leases that nobody holds any more",
     "gc": "for cron: no task that is not done, and history by an age that is named",
@@ -162,7 +162,7 @@ ARGUMENTS = {
     "release-all": "Q -y", "renew": "Q TOKEN", "retry": "Q --completed --all", "show": "Q ID", "wait": "Q --timeout 0",
     "run": "Q --max-tasks 1 --call json:dumps", "create": "DIR/new", "set": "Q max_attempts=3", "doctor": "DIR",
     "bench": "DIR --tasks 1 --duration 0.01", "simulate": "--lag 10 --pops 10", "update": "DIR/group --insert a=1",
-    "slurm": "Q --print -- true", "import": "Q --from-filequeue DIR/old",
+    "slurm": "Q --print -- true", "change": "Q ID --delay 0", "import": "Q --from-filequeue DIR/old",
 }  # fmt: skip
 """What else than a queue a command is given."""
 JSON = {name for name, option in OPTIONS if "--json" in option.opts or "--json" in option.secondary_opts}
