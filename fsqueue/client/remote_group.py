@@ -313,6 +313,9 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
             )
         return self._parts.setdefault(name, RequestPart(name))
 
+    def _queue_named(self, name: str) -> RemoteQueue:
+        return self._queue_of(name)
+
     def _usual_lease_ms(self, task: LeasedTask) -> None:
         return None
 

@@ -88,7 +88,7 @@ class TaskRef:
     __slots__ = ("_ended", "id", "inserted", "queue")
 
     def __init__(self, id: str, inserted: bool = True, queue: TellsOfTasks | None = None) -> None:
-        """`queue`: None if it is not known, as in an update's results. Then ask the queue: `queue.result(ref)`."""
+        """`queue`: None if it is not known. Then ask the queue: `queue.result(ref)`."""
         self.id, self.inserted, self.queue = id, inserted, queue
 
     def result(self, timeout_s: float | None = None) -> Any:

@@ -19,7 +19,7 @@ from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge, said, tex
 from fsqueue.filesystem import resources
 from fsqueue.format import names, task_file
 from fsqueue.format.decisions import OPERATIONS_MAX
-from fsqueue.format.models import Task, TaskInfo, TaskRef
+from fsqueue.format.models import Task, TaskInfo, TaskRef, TellsOfTasks
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
@@ -203,7 +203,7 @@ class PendingUpdate(ABC, Generic[Q, P]):
         for task in self._ended:
             task.done = True
         self.versions = applied.new_versions
-        outcome = _Outcome(applied)
+        outcome = _Outcome(applied, self._queue_named)
         self.results = [call(outcome) for call in self._calls]
         self._calls = []
         self._forget()
@@ -216,6 +216,10 @@ class PendingUpdate(ABC, Generic[Q, P]):
     @abstractmethod
     def _plan(self, queue: object) -> P:
         """Return the plan of a queue: by its name, or the queue itself. InvalidArgument if it is not this group's."""
+
+    @abstractmethod
+    def _queue_named(self, name: str) -> TellsOfTasks:
+        """Return the group's queue of this name, for the references to what was inserted into it."""
 
     @abstractmethod
     def _usual_lease_ms(self, task: LeasedTask) -> int | None:
@@ -283,18 +287,19 @@ def _nothing(outcome: _Outcome) -> None:
 class _Outcome:
     """Tell what has happened, call by call."""
 
-    def __init__(self, applied: Applied) -> None:
+    def __init__(self, applied: Applied, queue_named: Callable[[str], TellsOfTasks]) -> None:
         self.applied = applied
         self._ids = {queue: iter(ids) for queue, ids in applied.inserted.items()}
         self._keyed = dict(applied.keyed)
+        self._queues = {name: queue_named(name) for name in {*self._ids, *(queue for queue, _ in self._keyed)}}
 
     def of_insert(self, queue: str, key: str | None) -> TaskRef:
         """Return the task of the next insert into a queue; of a key only the first insert may have made a task."""
         if key is None:
-            return TaskRef(next(self._ids[queue]))
+            return TaskRef(next(self._ids[queue]), True, self._queues[queue])
         found = self._keyed[queue, key]
         self._keyed[queue, key] = TaskRef(found.id, inserted=False)
-        return found
+        return TaskRef(found.id, found.inserted, self._queues[queue])
 
 
 def _seen(task: object) -> LeasedTask | SeenTask:

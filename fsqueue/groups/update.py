@@ -11,6 +11,7 @@ from fsqueue.errors import GroupNotFound, InvalidArgument, TaskTooLarge, from_os
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
+from fsqueue.format.models import TellsOfTasks
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.pending_update import NOTHING, PendingUpdate
 from fsqueue.groups.queue import GroupQueue
@@ -39,6 +40,9 @@ class HasUpdates(Protocol):
     def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
         """Return a queue by the name of its directory, the same object as the last time if that is kept."""
 
+    def __getitem__(self, name: str) -> GroupQueue:
+        """Return a queue by its name. It need not be there."""
+
 
 class Update(PendingUpdate[Queue, QueuePlan]):
     """An update that this process applies: `group.update()`. See `PendingUpdate`."""
@@ -48,6 +52,9 @@ class Update(PendingUpdate[Queue, QueuePlan]):
         self.group = group
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
+
+    def _queue_named(self, name: str) -> TellsOfTasks:
+        return self.group[name]
 
     def _usual_lease_ms(self, task: LeasedTask) -> int:
         return task.queue.store.lease_ms

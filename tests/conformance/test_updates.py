@@ -195,6 +195,19 @@ def test_a_new_task_is_changed_by_the_version_that_the_update_has_told(group: An
     assert [one.id for one in conflict.value.changed] == [identity]
 
 
+def test_an_update_returns_references_that_know_their_queues(group: Any) -> None:
+    with group.update() as update:
+        update.insert("a", 1)
+        update.insert("b//c", 2, key="k")
+        update.insert("b//c", 3, key="k")
+    one, two, same = update.results
+    assert [ref.state() for ref in (one, two, same)] == ["waiting"] * 3
+    assert (two.id, two.inserted, same.inserted) == (same.id, True, False)
+    [task] = group["b//c"].lease()
+    task.complete("c")
+    assert (same.result(), one.cancel(), one.state()) == ("c", True, "cancelled")
+
+
 def test_a_key_that_is_taken_leaves_the_rest_of_the_update(group: Any) -> None:
     first = group["parse"].insert(1, key="k")
     with group.update() as update:
