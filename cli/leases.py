@@ -119,8 +119,7 @@ def lease(
         if ids:
             _say_left_out(q, chosen, tasks)
         elif not tasks:
-            pause = q.paused
-            complain("nothing is available" if pause is None else f"{q.path} is paused {pause}")
+            complain(_why_nothing(q))
             raise click.exceptions.Exit(NOTHING_EXIT)
         for position, task in enumerate(tasks):
             try:
@@ -131,6 +130,16 @@ def lease(
             except OSError:
                 _put_back(q, tasks[position:])
                 raise
+
+
+def _why_nothing(q: AnyQueue) -> str:
+    """Return why no task was leased."""
+    pause, most = q.paused, q.settings.max_leased
+    if pause is not None:
+        return f"{q.path} is paused {pause}"
+    if most is not None and q.status().leased >= most:
+        return f"{q.path} has {most:,} tasks leased, and max_leased={most} allows no more at a time. Try again later."
+    return "nothing is available"
 
 
 def _refuse_beside_ids() -> None:

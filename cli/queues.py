@@ -158,6 +158,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "lease_s": _duration,
     "backoff_s": _pair,
     "keep_payloads": lambda text: limit(KEPT_PAYLOAD.convert(text, None, None)),
+    "max_leased": lambda text: limit(ATTEMPTS.convert(text, None, None)),
 }
 """How the value of each setting that can be changed is written."""
 SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
@@ -211,6 +212,10 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
       lease_s=DURATION       how long a lease lasts unless renewed; also lease=
       backoff_s=FIRST,MOST   the first and the longest pause after failed attempts; also backoff=
       keep_payloads=BYTES    the size up to which payloads of finished tasks are kept; or all
+      max_leased=N           at most N tasks are leased at a time, over all hosts; or none
+
+    The first limit takes two seconds to set, and holds when this command ends. Workers on all hosts keep to it, also if
+    some of them are killed. What is leased already stays leased; nothing is leased until fewer than N are.
 
     If keep_payloads becomes smaller, longer payloads of finished tasks are hidden at once; the next 'fsqueue gc' erases
     them.

@@ -42,6 +42,8 @@ class Look(NamedTuple):
     paused: fsqueue.Pause | None = None
     copy_accepted_at: str | None = None
     """If it may be a copy: what 'fsqueue fsck --accept-copy' is typed with, the queue or its group."""
+    max_leased: int | None = None
+    """How many of its tasks may be leased at a time; None: any number, or it is not known."""
     parts: Sequence[Look] = ()
     """What this is the sum of."""
 
@@ -96,7 +98,7 @@ def parts_of(look: Look) -> list[str]:
     parts = [
         f"completed {status.completed:,} of {status.inserted:,}{share}",
         f"waiting {status.waiting + status.delayed:,}" + (" (all delayed)" if is_all_delayed(status) else ""),
-        f"leased {status.leased:,}",
+        f"leased {status.leased:,}" + (f" of at most {look.max_leased:,}" if look.max_leased is not None else ""),
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []
     parts += [f"paused {look.paused}"] if look.paused is not None else []

@@ -121,7 +121,8 @@ class Watched:
         if not self.fast:
             found = better_rates(self.queue.activity(self.window_s), found)
         is_paused, copied = self.queue.paused, self._copy_accepted_at()
-        return Look(self.name, self.path, status, found, paused=is_paused, copy_accepted_at=copied)
+        most = self.queue.settings.max_leased
+        return Look(self.name, self.path, status, found, paused=is_paused, copy_accepted_at=copied, max_leased=most)
 
     def _copy_accepted_at(self) -> str | None:
         if not self.queue.is_copy():
@@ -309,6 +310,7 @@ def as_json(look: Look) -> dict[str, object]:
         "left_most_s": left.most_s if left is not None else None,
         "activity": found.as_dict() if found is not None else None,
         "paused": look.paused.as_dict() if look.paused is not None else None,
+        "max_leased": look.max_leased,
         "copy": look.copy_accepted_at is not None,
         "idle": look.is_idle,
     }

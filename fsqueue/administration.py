@@ -7,13 +7,13 @@ import os
 import shlex
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
-from fsqueue.cluster.identity import is_in_job
+from fsqueue.cluster.identity import is_in_job, user_of_this_process
 from fsqueue.errors import (
     FULL,
     FsqueueError,
@@ -34,7 +34,7 @@ from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out, suppress
-from fsqueue.protocol import overwriting, revoking
+from fsqueue.protocol import limiting, overwriting, revoking
 from fsqueue.storage import bells, group_directory, listing, locked_batch, nested, queue_changes, remains
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.queue_file import refuse_stray_group_file
@@ -318,14 +318,27 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
 
 
 def change_settings(store: Store, given: dict[str, Any]) -> Settings:
-    """Append the settings that are not as given to `queue.jsonl`, in one line. Return the settings from then on."""
+    """Append the settings that are not as given to `queue.jsonl`. Return the settings from then on.
+
+    If there were no limits, and now are, they hold when this returns: all processes know of them, and each lease that
+    is held has its slot.
+    """
+    by, epoch = user_of_this_process(), store.entropy.hex16()
 
     def line(state: QueueState) -> bytes | None:
-        before, after = state.settings, layout.changed(state.settings, given)
-        changes = {name: getattr(after, name) for name in given if getattr(after, name) != getattr(before, name)}
-        return layout.settings_record(changes, store.clock.now_ms()) if changes else None
+        before, after, now_ms = state.settings, replace(state.settings, **given), store.clock.now_ms()
+        changes = {name: value for name, value in given.items() if getattr(after, name) != getattr(before, name)}
+        record = b""
+        if not changes.keys().isdisjoint(layout.LIMITS):
+            limits = layout.limits_of(after, epoch if state.limits is None else state.limits.epoch)
+            record += layout.limits_record(state, limits, by, now_ms)
+        if others := {name: getattr(after, name) for name in changes if name not in layout.LIMITS}:
+            record += layout.settings_record(others, now_ms)
+        return record or None
 
     queue_changes.append(store, line)
+    if store.queue_state.limits is not None:
+        limiting.begin(store)
     return store.settings
 
 
@@ -338,9 +351,17 @@ def pause(store: Store, reason: str | None, by: dict[str, Any]) -> bool:
 
 def resume(store: Store) -> bool:
     """Have tasks leased again, and notify idle workers. Return False if the queue was not paused."""
-    was_paused = queue_changes.append(
-        store, lambda state: layout.resume_record(store.clock.now_ms()) if state.paused else None
-    )
+    by = user_of_this_process()
+
+    def line(state: QueueState) -> bytes | None:
+        if not state.paused:
+            return None
+        now_ms = store.clock.now_ms()
+        if state.limits is not None:  # programs that do not know them must not lease now
+            return layout.limits_record(state, state.limits, by, now_ms, resumes=True)
+        return layout.resume_record(now_ms)
+
+    was_paused = queue_changes.append(store, line)
     store.doorbell.ring()
     return was_paused
 

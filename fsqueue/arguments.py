@@ -193,17 +193,17 @@ def reason_of(reason: object) -> str | None:
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     """Return the settings to change; InvalidArgument for a name or a value that cannot be."""
+    known = ", ".join((*layout.CHANGEABLE, *layout.LIMITS))
     for name in given:
         if name not in Settings.__dataclass_fields__:
-            known = ", ".join(layout.CHANGEABLE)
             raise InvalidArgument(f"There is no setting {name!r}. These can be changed: {known}. Nothing was changed.")
-        if name not in layout.CHANGEABLE:
+        if name not in layout.CHANGEABLE and name not in layout.LIMITS:
             raise InvalidArgument(
                 f"{name} is fixed when a queue is created: what is in the queue already was laid out by it. Nothing "
-                f"was changed. These can be changed: {', '.join(layout.CHANGEABLE)}. For another {name}, create "
+                f"was changed. These can be changed: {known}. For another {name}, create "
                 "another queue."
             )
-    layout.changed(layout.DEFAULTS, given)
+    replace(layout.DEFAULTS, **given)
     return given
 
 

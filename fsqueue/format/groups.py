@@ -5,7 +5,6 @@ docs/format.md, "Groups".
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -13,7 +12,7 @@ import orjson
 
 from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 from fsqueue.format import names
-from fsqueue.format.layout import SETTINGS_FILE, Settings, settings_of
+from fsqueue.format.layout import SETTINGS_FILE, Settings, at_birth, settings_of
 
 FORMAT = 1
 """The format of groups: this version reads and writes no other."""
@@ -58,7 +57,7 @@ def bell_of(directory: names.QueueDirectory) -> int:
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `.group.jsonl`. `identity` stands in each of its queues, and tells them from others."""
-    record = {"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)}
+    record = {"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": at_birth(settings)}
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 

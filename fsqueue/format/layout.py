@@ -37,7 +37,13 @@ DOCTOR = ".fsqueue-doctor"
 
 
 CHANGEABLE = ("max_attempts", "lease_s", "backoff_s", "keep_payloads")
-"""The settings that may be changed while a queue is in use. All others are fixed when it is created."""
+"""The settings that `settings` lines change while a queue is in use. All others are fixed when it is created, or are
+limits."""
+LIMITS = ("max_leased",)
+"""The settings that are limits over all hosts: no queue has one when it is created, and lines of their own change them.
+"""
+MAX_LEASED = 10_000
+"""A limit is not greater than this: each lease reads a record of each slot."""
 REQUIRED = (
     "shards",
     "batch_tasks_max",
@@ -63,7 +69,7 @@ class Settings:
     `max_attempts`: a task becomes a dead letter after this many; None: never. `lease_s`: how long a lease lasts
     unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
     `keep_payloads`: maximum size in bytes of payloads that the history keeps; 0: none; None: all. Without a
-    history, none.
+    history, none. `max_leased`: maximum number of tasks that are leased at one instant, over all hosts; None: any.
     """
 
     shards: int = 64
@@ -75,6 +81,7 @@ class Settings:
     durability: Durability = "default"
     keep_history: bool = True
     keep_payloads: int | None = 1024
+    max_leased: int | None = None
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int, most: int) -> None:
@@ -102,6 +109,8 @@ class Settings:
             raise InvalidArgument(f"keep_history must be True or False, not {self.keep_history!r}.")
         if self.keep_payloads is not None:
             whole("keep_payloads", 0, 2**30)
+        if self.max_leased is not None:
+            whole("max_leased", 1, MAX_LEASED)
 
 
 def _seconds(name: str, value: object, least: float) -> None:
@@ -146,6 +155,25 @@ class Pause:
             since = f"{self.since:g}"
         by = f" by {self.by.get('user', '?')} on {self.by.get('host', '?')}" if self.by else ""
         return f"since {since}{by}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """The limits of a queue, over all hosts. At least one of them is set.
+
+    `epoch`: the id under which limits began that hold since without a break: it names the file of slots.
+    """
+
+    epoch: str
+    max_leased: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the limits by name, as in lines of `queue.jsonl`: those that are set."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+
+    def __str__(self) -> str:
+        """Return the limits as `fsqueue set` takes them."""
+        return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
 
 
 class DirectoryIdentity(NamedTuple):
@@ -195,6 +223,16 @@ class QueueState:
     """The directory that is the queue's, and no copy of it; None: not recorded."""
     stops: int = field(default=0, compare=False)
     """How often the campaigns were stopped whose jobs replace themselves. Each ends when this changes."""
+    limits: QueueLimits | None = field(default=None, compare=False)
+    """The limits over all hosts; None: there are none."""
+    is_checked: bool = field(init=False, default=False, compare=False)
+    """Whether a lease is more than a look for a task: the queue is paused, or has limits."""
+    is_plain: bool = field(init=False, default=True, compare=False)
+    """Whether tasks are leased as they come: none has a priority, and there are no limits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_checked", self.paused is not None or self.limits is not None)
+        object.__setattr__(self, "is_plain", not self.is_ordered and self.limits is None)
 
     @property
     def directory(self) -> names.Generation:
@@ -216,7 +254,8 @@ def _settings_of(text: bytes) -> Settings:
     missing = [key for key in REQUIRED if key not in given]
     if missing:
         raise InvalidArgument(f"it lacks the setting{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__ if key in given})
+    fixed = Settings.__dataclass_fields__.keys() - {*LIMITS}
+    return Settings(**{key: given[key] for key in fixed if key in given})
 
 
 def changed(settings: Settings, given: dict[str, Any]) -> Settings:
@@ -235,7 +274,12 @@ def _brief(value: object) -> str:
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
-    return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
+    return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": at_birth(settings)})
+
+
+def at_birth(settings: Settings) -> dict[str, Any]:
+    """Return the settings with which a queue is created, by name: all but limits."""
+    return {name: value for name, value in asdict(settings).items() if name not in LIMITS}
 
 
 def group_record(identity: str, at: int) -> bytes:
@@ -284,6 +328,32 @@ def pause_record(reason: str | None, by: dict[str, Any], at: int) -> bytes:
 def resume_record(at: int) -> bytes:
     """Return the line that ends a pause."""
     return _line({"op": "resume", "at": at})
+
+
+def limits_of(settings: Settings, epoch: str) -> QueueLimits | None:
+    """Return the limits among settings; None if none is set."""
+    limits = QueueLimits(epoch, **{name: getattr(settings, name) for name in LIMITS})
+    return limits if limits.as_dict() else None
+
+
+def limits_record(
+    state: QueueState, limits: QueueLimits | None, by: dict[str, Any], at: int, resumes: bool = False
+) -> bytes:
+    """Return the line that sets the limits, all at once. `resumes`: it ends a pause, too.
+
+    Programs that do not know limits take it for a pause, which keeps them from leasing; or for the end of one, once no
+    limit is left.
+    """
+    pause = None if resumes else state.paused
+    if limits is not None:
+        reason = f"It has limits ({limits}), which this version of fsqueue does not know. Upgrade fsqueue."
+        line = {"op": "pause", "at": at, "by": by, "reason": reason, "slots": limits.epoch}
+    elif pause is None:
+        line = {"op": "resume", "at": at}
+    else:
+        line = {"op": "pause", "at": at, "by": pause.by, "reason": pause.reason}
+    given = {} if limits is None else limits.as_dict()
+    return _line(line | {"limits": given} | ({"resumes": True} if resumes else {}))
 
 
 def stop_record(by: dict[str, Any], at: int) -> bytes:
@@ -366,6 +436,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     queue_state = replace(queue_state, settings=settings)
                 case {"op": "erased"} if queue_state is not None:
                     queue_state = _erased(queue_state, record)
+                case {"op": "pause" | "resume", "limits": dict(given)} if queue_state is not None:
+                    queue_state = _limited(queue_state, record, given)
                 case {"op": "pause", "at": int(at)} if queue_state is not None:
                     queue_state = replace(queue_state, paused=_pause(at, record))
                 case {"op": "resume"} if queue_state is not None:
@@ -411,6 +483,17 @@ def _erased(state: QueueState, record: dict[str, Any]) -> QueueState:
     return replace(state, erased_at=at, payload_bytes_max=longest)
 
 
+def _limited(state: QueueState, record: dict[str, Any], given: dict[str, Any]) -> QueueState:
+    """Return the state after a line that sets the limits. InvalidArgument if one is wrong: then the line is void."""
+    values: dict[str, Any] = {name: given.get(name) for name in LIMITS}
+    settings, epoch = replace(state.settings, **values), record.get("slots")
+    limits = limits_of(settings, epoch if isinstance(epoch, str) else "")
+    if limits is not None and not names.is_slot_file(names.slot_file(limits.epoch)):
+        return state
+    paused = None if record.get("resumes") is True else state.paused
+    return replace(state, settings=settings, limits=limits, paused=paused)
+
+
 def nothing_longer_comes(limited_at: int, at: int) -> bool:
     """Return whether no process keeps payloads by the setting before any more: a whole day (UTC) has passed since."""
     return names.day_of(at) > names.day_of(limited_at + DAY_MS)
@@ -448,6 +531,7 @@ class Layout:
         "doorbell",
         "generation",
         "history_days",
+        "limits",
         "logs",
         "nodes",
         "payload_days",
@@ -479,6 +563,7 @@ class Layout:
         self.tasks = f"{base}/queue"
         self.logs = f"{base}/movements"
         self.nodes = f"{base}/nodes"
+        self.limits = f"{base}/limits"
         self.completions = f"{base}/completions"
         self.cancelled = f"{base}/{CANCELLED_FILE}"
         self.dead_letters = f"{base}/dead"
@@ -508,6 +593,10 @@ class Layout:
     def node(self, node: str) -> str:
         """Return the path of the file that lists a node's failures in a row."""
         return f"{self.nodes}/{names.node_file(node)}"
+
+    def slots(self, epoch: str) -> str:
+        """Return the path of the file that lists which leases count against limits."""
+        return f"{self.limits}/{names.slot_file(epoch)}"
 
     def keys(self, epoch: int) -> str:
         """Return the directory of a key epoch."""

@@ -79,6 +79,7 @@ _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _UUID = re.compile(r"[0-9a-f]{32}")
 _NODE_FILE = re.compile(r"[0-9a-f]{32}\.jsonl")
+_SLOT_FILE = re.compile(r"[0-9a-f]{16}\.slots")
 _QUEUE_ID = re.compile(r"[0-9a-f]{16}")
 _GENERATION = re.compile(r"([1-9][0-9]{0,17})-([0-9a-f]{16})")
 _DELETED = re.compile(r"\.fsqueue-deleted-([0-9a-f]{16})-[0-9a-f]{16}")
@@ -330,6 +331,16 @@ def node_file(node: str) -> str:
 def is_node_file(name: str) -> bool:
     """Return whether a name can be that of a node's file."""
     return _NODE_FILE.fullmatch(name) is not None
+
+
+def slot_file(epoch: str) -> str:
+    """Return the name of the file of slots of the limits that a line of `queue.jsonl` has begun under this id."""
+    return f"{epoch}.slots"
+
+
+def is_slot_file(name: str) -> bool:
+    """Return whether a name can be that of a file of slots."""
+    return _SLOT_FILE.fullmatch(name) is not None
 
 
 def key_digest(key: str) -> KeyDigest:

@@ -278,6 +278,11 @@ class States:
             return list(tasks)
         return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
 
+    def lease_of(self, index: int) -> str | None:
+        """Return the lease that has a task, be it in time or not, and frozen or not; None if none has it."""
+        holder = self.holder[index] if self.state[index] == LEASED else None
+        return None if holder is None else holder.id
+
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome, no lease holds it at `at`, and it is not frozen."""
         state = self.state[index]
@@ -572,6 +577,11 @@ class States:
             for index in lease.tasks:
                 if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] <= until:
                     self._offer(index)
+
+    def offer(self, tasks: Iterable[int]) -> None:
+        """Let `choose` find tasks that it has chosen, and that are not leased after all."""
+        for index in tasks:
+            self._offer(index)
 
     def _offer(self, index: int) -> None:
         """Let `choose` find a task that has come back."""

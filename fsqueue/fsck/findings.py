@@ -214,8 +214,8 @@ KINDS = {
         "The queue's own file, queue.jsonl, is gone: another program removed it, such as the cleaner of a scratch "
         "filesystem. Its tasks are there, and no process can see them. A copy of the file is better than a repair.",
         "writes the file again, while no process may use the queue: the id, the generation and the number of shards "
-        "from its directories, all other settings from the group, or the defaults. A pause, changed settings, and a "
-        "purge just before are forgotten: compare 'fsqueue set'",
+        "from its directories, all other settings from the group, or the defaults. A pause, limits, changed settings, "
+        "and a purge just before are forgotten: compare 'fsqueue set'",
     ),
     "group-file-gone": Kind(
         DAMAGE,

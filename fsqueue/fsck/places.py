@@ -21,7 +21,7 @@ from fsqueue.upkeep import collect, trash
 
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
-PARTS = ("queue", "movements", "completions", "dead", "history", "payloads", "commits", "staging", "nodes")
+PARTS = ("queue", "movements", "completions", "dead", "history", "payloads", "commits", "staging", "nodes", "limits")
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -37,7 +37,7 @@ class _Places:
         self.linked: list[str] = []
         """Files to which the queue appends, if they have a second name."""
         base, days = self.layout.base, self.layout.history_days
-        parts = (self.layout.logs, f"{base}/completions", f"{base}/dead", days, f"{base}/nodes")
+        parts = (self.layout.logs, f"{base}/completions", f"{base}/dead", days, f"{base}/nodes", f"{base}/limits")
         self.epochs = {*store.queue_state.key_epochs[:2]}
         below = (f"{part}/" for part in (*parts, *map(self.layout.keys, self.epochs)))
         self.appended = (self.layout.cancelled, *below)
@@ -58,6 +58,7 @@ class _Places:
             layout.payload_days: self._payloads(),
             layout.staging: self._staging(),
             layout.nodes: self._walk(layout.nodes, lambda name: "file" if names.is_node_file(name) else None),
+            layout.limits: self._walk(layout.limits, lambda name: "file" if names.is_slot_file(name) else None),
             f"{layout.base}/keys": self._keys(),
             layout.commits: self._commits(),
         }

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orjson import loads
 
@@ -35,6 +35,11 @@ from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 
+if TYPE_CHECKING:
+    from fsqueue.protocol import limiting
+else:
+    limiting = forks.Late("fsqueue.protocol.limiting")
+
 logger = logging.getLogger("fsqueue")
 
 BUSY_WAIT_S = 2.0
@@ -47,6 +52,8 @@ MISSING_S = 10.0
 """Seconds during which a worker tries again to make a log. An NFS client can answer "no such file" to that: once if
 another client removes the log at that moment, and for seconds while the server restarts.
 """
+SLOTS_ANEW = 3
+"""Maximum number of times in a row that a lease gives slots back whose leases are over, and then is not allowed."""
 LOOKS_ANEW = 3
 """Maximum number of looks from the beginning because a decided commit was still to be published."""
 
@@ -70,6 +77,7 @@ class Without(Enum):
     NOTHING = "it has no task to lease now"
     UNDECIDED = "what may make a task available is part of an update that is not decided"
     LATER = "what it has is less urgent than what another batch promises, or than what was asked for"
+    LIMITED = "as many tasks are leased as the limits of the queue allow"
 
     def __bool__(self) -> bool:
         return False
@@ -79,6 +87,9 @@ BUSY: Final = Without.BUSY
 NOTHING: Final = Without.NOTHING
 UNDECIDED: Final = Without.UNDECIDED
 LATER: Final = Without.LATER
+LIMITED: Final = Without.LIMITED
+LEFT: Final = (BUSY, UNDECIDED, LIMITED)
+"""It is not known what a batch has that gave no task for one of these reasons."""
 Got = list[LeasedTask] | Without
 
 
@@ -120,7 +131,9 @@ class Leaser:
         """Called with the id, the number of attempts and the reason of each task that was buried instead of leased. Its
         batch may be locked meanwhile, so it must not block."""
         self.is_held_up = False
-        """Whether the last look has given nothing because the queue is paused."""
+        """Whether the last look has given nothing because the queue is paused, or because of its limits."""
+        self._limiter: limiting.Limiter | None = None
+        """The queue's limits, once it has had some."""
         self.let_go: Callable[[], None] = store.logs.let_go
         """Close logs that are not needed, once a look has found nothing: see `OpenLogs`."""
         self._passed_over: dict[int, OSError] = {}
@@ -140,15 +153,23 @@ class Leaser:
         return True
 
     def pause(self) -> bool:
-        """Return whether the queue is paused, and note it.
+        """Return whether the queue is paused, or as many tasks are leased as its limits allow. Note it.
 
-        While it seems so, `queue.jsonl` is read at each look. Otherwise a worker that was just notified of the end of
-        the pause could use up the notification, and go on waiting.
+        While it seems paused, `queue.jsonl` is read at each look. Otherwise a worker that was just notified of the end
+        of the pause could use up the notification, and go on waiting.
         """
         if self.store.queue_state.paused is not None:
             self.begin(now=True)
-        self.is_held_up = self.store.queue_state.paused is not None
+        state = self.store.queue_state
+        self.is_held_up = state.paused is not None
+        if state.limits is not None and not self.is_held_up:
+            self.is_held_up = not self._limits().has_room(self.current)
         return self.is_held_up
+
+    def _limits(self) -> limiting.Limiter:
+        """Return the limits of the queue, as this lessee knows them."""
+        self._limiter = self._limiter or limiting.Limiter(self.store)
+        return self._limiter
 
     def _new_selection(self) -> Selection:
         """Return a selection that has seen nothing."""
@@ -157,7 +178,8 @@ class Leaser:
     # -- the verb -------------------------------------------------------------------------------
 
     def lease(self, n: int, lease_ms: int | None, strict: bool = False, up_to: Rank | None = None) -> list[LeasedTask]:
-        """Return up to `n` tasks, over as many batches as it takes. [] only after a full look, or in a paused queue.
+        """Return up to `n` tasks, over as many batches as it takes. [] only after a full look, or in a paused queue, or
+        in one whose limits allow no more (`is_held_up`).
 
         `lease_ms`: how long the leases last; None for the queue's setting. In a queue with priorities the most urgent
         ones that were seen; with `up_to` none that is less urgent.
@@ -172,12 +194,12 @@ class Leaser:
         # On the hot path: `is_fresh`, without a frame of its own.
         if store.clock.monotonic() - queue_file.read_at > FRESH_S or self.generation != queue_file.state.generation:
             self.begin()
-        if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
+        if (queue_file.state.is_checked or self.is_held_up) and self.pause():
             self.let_go()
             return []
         batch, limit = self.current, None
         if batch is not None and batch == self.selection.batch_in_hand and up_to is None and not strict:
-            if queue_file.state.is_ordered:
+            if not queue_file.state.is_plain:
                 limit = self.selection.limit_in_hand(batch)
             else:
                 limit = LAST  # no head is better, whatever has come meanwhile
@@ -198,7 +220,7 @@ class Leaser:
         elif batch is not None and limit is not None:
             self._limit = limit
             got = self._from_batch(batch, None, n, n, lease_ms)
-            if got not in (BUSY, UNDECIDED) and (self._next_head is None or not got or queue_file.state.is_ordered):
+            if got not in LEFT and (self._next_head is None or not got or queue_file.state.is_ordered):
                 # A busy one is among the heads, and is tried again or rests. One that goes on stays in hand.
                 self._tell(batch, got)
             if isinstance(got, list):
@@ -313,6 +335,12 @@ class Leaser:
                 selection.sweep()
                 continue
             got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
+            for _ in range(SLOTS_ANEW):
+                if got is LIMITED and self._limits().give_back():
+                    got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
+            if got is LIMITED:
+                self.is_held_up = not held
+                return
             if got in (BUSY, UNDECIDED) and strict and waited_s < BUSY_WAIT_S:
                 begin, locked = store.clock.monotonic(), {name.batch: name}
                 got = self._outwait(locked, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
@@ -354,6 +382,10 @@ class Leaser:
             is_over = clock.monotonic() >= until
             for name in list(busy.values()):
                 got = self._from_head(name, most, asked, lease_ms, solo)
+                if got is LIMITED:
+                    self.is_held_up = True
+                    busy.clear()
+                    return []
                 if got in (BUSY, UNDECIDED):
                     undecided.update({name.batch} if got is UNDECIDED else ())
                     continue
@@ -388,6 +420,8 @@ class Leaser:
             self._corrected.add(batch)
         if got in (BUSY, UNDECIDED):
             selection.rest(name)
+        elif got is LIMITED:
+            selection.put_back(name, name.rank)
         else:
             self._tell(batch, got)
         return got
@@ -556,6 +590,12 @@ class Leaser:
             self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
+        if store.queue_file.state.limits is not None:
+            most = self._limits().allowed(locked, at, most)
+            if not most:
+                if is_new:
+                    locked.drop()  # what was added is not written
+                return LIMITED
         choice = self._choose(locked, at, most, solo)
         if choice is None:
             if replay_state.prepared:
@@ -625,15 +665,25 @@ class Leaser:
 
     def _take(
         self, locked: LockedBatch, tasks: list[int], at: int, lease_ms: int | None, several: bool, solo: bool
-    ) -> list[LeasedTask]:
+    ) -> Got:
         """Record the lease, give the file a later name if no other task is available, unlock, then decode.
 
         The leases of several holders are one write, which a crash may tear: then the whole records in it count. So are
-        the records that were added before. If the append fails, the state is dropped with the log.
+        the records that were added before. If the append fails, the state is dropped with the log. LIMITED if the
+        limits of the queue allow none.
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
-        if self.shares is None:
+        if store.queue_file.state.limits is not None:
+            leases = self._limits().take(locked, at, tasks, lambda those: self._new_leases(those, several, solo))
+            if not leases:
+                locked.drop()  # what was chosen is not taken after all: replay anew next time
+                return LIMITED
+            left = tasks[sum(len(each.tasks) for each in leases) :]
+            replay_state.offer(left)
+            if left and log.name is not None:
+                self._next_head = log.name, replay_state.rank(left[0])
+        elif self.shares is None:
             leases = [NewLease(store.entropy.hex16(), tasks, self._holder(), several)]
         else:
             leases = self.shares.next_leases(tasks, store.entropy.hex16, solo)
@@ -664,6 +714,13 @@ class Leaser:
             each.hand_out(mine)
             got += mine
         return got
+
+    def _new_leases(self, tasks: list[int], several: bool, solo: bool) -> list[NewLease]:
+        """Return the leases of tasks that were chosen, with ids that no other lease has."""
+        draw = self.store.entropy.hex16
+        if self.shares is None:
+            return [NewLease(draw(), tasks, self._holder(), several)]
+        return self.shares.next_leases(tasks, draw, solo)
 
     def _holder(self) -> Holder:
         """Return what a lease says of its worker."""
@@ -714,8 +771,8 @@ class Leaser:
     def exchange(self, task: LeasedTask, lease_ms: int | None) -> list[LeasedTask] | None:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
         store, queue_file, selection = self.store, self.store.queue_file, self.selection
-        if not queue_file.is_unchanged(task.generation) or queue_file.state.paused:
-            return None  # `complete` tells what became of it
+        if not queue_file.is_unchanged(task.generation) or queue_file.state.is_checked:
+            return None  # `complete` tells what became of it, and what a lease has to look at
         self._bound = self._limit = LAST
         if is_ordered := queue_file.state.is_ordered:  # else no batch has anything better
             limit = selection.limit_in_hand(task.batch)
@@ -733,7 +790,8 @@ class Leaser:
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
                 if tasks and not spent and locked.read_lines() is not None:
-                    return self._take(locked, tasks, at, lease_ms, False, alone)
+                    got = self._take(locked, tasks, at, lease_ms, False, alone)
+                    return got if isinstance(got, list) else []
                 locked.log.write()
                 if tasks or spent:
                     locked.drop()  # what was chosen is not taken after all: replay anew next time
@@ -819,6 +877,9 @@ class Leaser:
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
+                if got is LIMITED:
+                    self.is_held_up = True
+                    return []
                 if got is BUSY:  # of one that waits for a decision it is known when to look again
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
             self._raise_unreadable()

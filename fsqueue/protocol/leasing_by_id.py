@@ -8,7 +8,7 @@ from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.task_states import Choice
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import transitions
-from fsqueue.protocol.leasing import BUSY, BUSY_WAIT_S, UNDECIDED, Got, Leaser
+from fsqueue.protocol.leasing import BUSY, BUSY_WAIT_S, LIMITED, UNDECIDED, Got, Leaser
 from fsqueue.storage.locked_batch import LockedBatch
 
 
@@ -18,7 +18,8 @@ class NamedLeaser(Leaser):
     _named: Mapping[Batch, list[int]]
 
     def lease_named(self, named: Mapping[Batch, list[int]], lease_ms: int | None) -> list[LeasedTask]:
-        """Return the tasks that could be leased, of those at these places of batches. [] in a paused queue.
+        """Return the tasks that could be leased, of those at these places of batches. [] in a paused queue, or where
+        its limits allow no more.
 
         Tasks are left out that are not available now: not due, held by a worker, ended, or not there. So are those of a
         batch that stays locked for `BUSY_WAIT_S`, or that an undecided update holds for as long. A task that must go
@@ -35,6 +36,11 @@ class NamedLeaser(Leaser):
             for batch in sorted(named):
                 name = transitions.file_of_waiting(self.store, batch)
                 got = self._from_head(name, n, n, lease_ms, n == 1) if name is not None else []
+                if got is LIMITED and name is not None and self._limits().give_back():
+                    got = self._from_head(name, n, n, lease_ms, n == 1)
+                if got is LIMITED:
+                    self.is_held_up = not held
+                    return held
                 if got in (BUSY, UNDECIDED) and name is not None:
                     busy[batch] = name
                 if isinstance(got, list):

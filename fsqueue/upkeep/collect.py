@@ -35,6 +35,7 @@ from fsqueue.storage import (
     payloads,
     record_times,
     retrying,
+    slots,
     staging,
 )
 from fsqueue.storage.decisions import OutOfGroup
@@ -116,6 +117,7 @@ def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     refused = Refusals()
     no_room = _give_back_letters(store, report, refused)
     nodes.forget(store, NODE_AGE_S)
+    slots.forget(store)
     key_files.KeyCollector(store, report, refused).collect()
     report.decision_files_retired += decision_files.retire(store)
     report.number_files_retired += number_files.retire(store)

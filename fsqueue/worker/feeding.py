@@ -102,6 +102,8 @@ class Feeder(BackgroundThread):
         """When a task that was seen, and is delayed, becomes available: on the monotonic clock. A hint."""
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
+        self.leases_ahead = True
+        """Whether more tasks may be leased than can begin: not from a queue with limits, where others wait for them."""
         self.run_id: str | None = None
         """What its leases say that they belong to. Set before it starts."""
         self._untaken: list[LeasedTask] = []
@@ -481,6 +483,7 @@ class Feeder(BackgroundThread):
                     self._note_recovered(got)
                 if got:
                     self._has_fed, self._untaken = True, got
+                    self.leases_ahead = not any(map(_is_limited, got))
                     if self._is_abandoned:  # asked after `_untaken` is set: see `abandon`
                         self._put_back(got)
                         return Fed()
@@ -615,3 +618,9 @@ class CopyCheck:
                     say(copy_warnings.in_group(queue.typed_path, group))
                 else:
                     say(copy_warnings.of_queue(path))
+
+
+def _is_limited(task: LeasedTask) -> bool:
+    """Return whether the queue of a task has limits over all hosts. A gateway's counts as one without."""
+    store = getattr(task.queue, "store", None)
+    return isinstance(store, Store) and store.queue_state.limits is not None

@@ -277,6 +277,8 @@ class Loop:
 
     def _each(self) -> int:
         """Return how many tasks each slot may hold: the worker must notice failures before it begins more."""
+        if not self._feeder.leases_ahead:
+            return 1
         left_s, likely_s = (math.inf, 0.0) if self._stop_at == math.inf else self._outlook()
         return self._pace.each_within(self._failures_noted - self._failures, left_s, likely_s)
 

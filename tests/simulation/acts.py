@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, fork_acts, group_acts, invariants, keyed_acts, order, relays, update_acts
+from tests.simulation import (
+    commit_acts,
+    fork_acts,
+    group_acts,
+    invariants,
+    keyed_acts,
+    limits,
+    order,
+    relays,
+    update_acts,
+)
 from tests.simulation.books import APART, BEFORE
 from tests.simulation.history import DONE, Actor
 from tests.simulation.order import PRIORITIES
@@ -65,7 +75,8 @@ def ask(story: Story, actor: Actor, n: int, **how: Any) -> list[LeasedTask]:
     """Lease; nothing is believed to be nothing only where it is."""
     got = actor.lease(n, **how)
     call = actor.last
-    if not got and call.outcome == DONE:
+    story.history.wrong += limits.too_many(story, call)
+    if not got and call.outcome == DONE and not limits.is_limited(story):
         story.history.wrong += invariants.false_empty(story, call, actor.persona.process)
         story.history.wrong += order.late_promises(story)
     return got
@@ -133,6 +144,7 @@ def work_loop(story: Story, actor: Actor, prefetch: int, rounds: int, luck: Call
     try:
         for _ in range(rounds):
             task = actor.next(loop)
+            story.history.wrong += limits.too_many(story, actor.last)
             if task is None:
                 break
             if luck() < 0.2:
@@ -277,7 +289,7 @@ ACTS: dict[str, Act] = {
         insert_few, insert_few_ranked, insert_many_ranked, consume_ranked, keyed_acts.insert_keyed,
         keyed_acts.insert_many_keyed, fsck,
     )
-} | commit_acts.ACTS | group_acts.ACTS | update_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
+} | commit_acts.ACTS | group_acts.ACTS | update_acts.ACTS | relays.ACTS | fork_acts.ACTS | limits.ACTS  # fmt: skip
 
 
 def cast(story: Story) -> list[Act]:

@@ -7,14 +7,13 @@ tasks are; by lot, not even the group is. So inserters meet while they make it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import orjson
 
 from fsqueue import Group, GroupNotFound, GroupQueue, LeasedTask
 from fsqueue.format import groups, names
-from fsqueue.format.layout import Settings
+from fsqueue.format.layout import Settings, at_birth
 from fsqueue.groups.drain_check import GroupDrainCheck
 from fsqueue.groups.queue_selection import Selected
 from tests.simulation import invariants, relays
@@ -70,7 +69,7 @@ class GroupActor(Actor):
         disk = self.world.disk
         begin = disk.step
         try:
-            return Group.create(GROUP, exist_ok=True, **asdict(self._settings))
+            return Group.create(GROUP, exist_ok=True, **at_birth(self._settings))
         finally:
             disk.creations.append((begin, disk.step))
 
@@ -293,7 +292,7 @@ def judge(story: Story) -> Iterator[str]:
             yield "tasks were reported inserted, and there is no group"
         return
     [birth, *more] = [orjson.loads(line) for line in bytes(file.data).split(b"\n")[:-1]]
-    if more or birth["settings"] != orjson.loads(orjson.dumps(asdict(story.settings))):
+    if more or birth["settings"] != orjson.loads(orjson.dumps(at_birth(story.settings))):
         yield f"the group was not made as it was asked for: {birth}, {more}"
     for name, node in directory.entries.items():
         if name.startswith("."):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fsqueue import FsqueueError, LeasedTask, Queue, Task
-from fsqueue.format.layout import Settings
+from fsqueue.format.layout import Settings, at_birth
 from fsqueue.poll import Poll
 from tests.simulation.faults import QUEUE
 from tests.simulation.handles import Crash
@@ -121,7 +120,7 @@ class Actor:
     def create(self, settings: Settings) -> None:
         """Make the queue, or open the one that is there."""
         made = self._note(
-            "create", lambda: Queue.create(self.path, exist_ok=True, allow_unsafe=True, **asdict(settings))
+            "create", lambda: Queue.create(self.path, exist_ok=True, allow_unsafe=True, **at_birth(settings))
         )
         if made is not None:
             self._queue = made

@@ -174,6 +174,8 @@ class Replay:
         elif op == "seal":
             changed = self.takes and not self.sealed and not self.finished
             self.sealed |= changed
+        elif op == "move":
+            changed = True  # nothing but the time of the log
         elif op == "gone":
             self.gone = True
         elif op == "finish":

@@ -102,6 +102,12 @@ GROUPS = (("protocol.encoding:GROUP_BYTES_MAX", 1),)
 BROKEN = ("broken", "broken", "unclean")
 UNCLOSED = ("unclosed", "unclosed", "kill")
 
+LIMITED = {
+    "consume": 9.0, "poll": 1.0, "insert": 1.0, "gc": 0.5, "release_all": 0.3, "status": 0.3, "cancel": 0.2,
+}  # fmt: skip
+"""Leases above all, of which few are allowed at a time."""
+AT_MOST: dict[str, object] = {"max_leased": 2}
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -157,6 +163,14 @@ SCENARIOS = {
             "attach", actions={"insert": 3.0, "consume": 4.0, "look": 9.0, "attach": 9.0}, stale=0.95, hosts=3, workers=5,
             tasks_before=2,
         ),
+        Scenario("limited", shared=False, hosts=1, actions=LIMITED, faults=("kill", "kill", "delay", "error", "after"), settings=AT_MOST, tasks_before=8),
+        Scenario("limited-calm", shared=False, hosts=1, actions=LIMITED, settings=AT_MOST, tasks_before=8, workers=4),
+        Scenario("limited-nfs", actions=LIMITED, faults=("kill", "cut", "cut", "reply", "delay", "stop", "host"), stale=0.4, stale_listings=0.3, settings=AT_MOST, tasks_before=8),
+        Scenario("limited-full", shared=False, hosts=1, actions=LIMITED, faults=("full", "full", "kill"), settings=AT_MOST, tasks_before=8),
+        Scenario("limited-open", shared=False, hosts=1, actions=LIMITED | {"insert": 6.0}, faults=("kill", "delay", "interrupt", "error"), singly=True, settings={**MANY, **AT_MOST}),
+        Scenario("limited-purge", actions=LIMITED | PURGES | {"consume": 5.0}, faults=("kill", "delay"), stale=0.4, settings=AT_MOST, tasks_before=8),
+        Scenario("limited-skew", actions=LIMITED, faults=("kill", "delay"), skew_s=20.0, settings=AT_MOST, tasks_before=8),
+        Scenario("limited-set", shared=False, hosts=1, actions=LIMITED | {"set_limit": 3.0}, faults=("kill", "kill", "error"), tasks_before=8),
         Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
         Scenario("again", shared=False, hosts=1, actions=AGAIN, faults=("kill", "delay", "error", "after"), limits=AT_ONCE, settings=KEPT),
         Scenario("again-nfs", actions=AGAIN, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.5, stale_listings=0.3, settings=KEPT),

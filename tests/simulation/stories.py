@@ -17,7 +17,18 @@ from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task, TaskTooLarge
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, group_acts, invariants, keyed_acts, order, relays, update_acts, update_judge
+from fsqueue.format.names import QueueId
+from tests.simulation import (
+    commit_acts,
+    group_acts,
+    invariants,
+    keyed_acts,
+    limits,
+    order,
+    relays,
+    update_acts,
+    update_judge,
+)
 from tests.simulation.books import END, Book
 from tests.simulation.disk import Disk
 from tests.simulation.faults import BESIDE, DAY_S, LONG_S, QUEUE, Fault, draw
@@ -146,7 +157,9 @@ class Story:
         for path, identity in identities.items():
             queue = disk.new_directory(group, path.rpartition("/")[2])
             file = disk.new_file(queue, "queue.jsonl")
+            self.identity = QueueId(identity)
             file.data += birth_record(self.settings, identity, int(START_S * 1000))
+            file.data += limits.line(self, int(START_S * 1000))
             disk.written(file)
         if disk.lossy:
             disk.sync_all()

@@ -11,6 +11,7 @@ from tests.simulation import (
     fork_mutations,
     group_mutations,
     keyed_mutations,
+    limit_mutations,
     more_mutations,
     open_mutations,
     order_mutations,
@@ -38,6 +39,7 @@ ALL = (
     + fork_mutations.MUTATIONS
     + group_mutations.MUTATIONS
     + update_mutations.MUTATIONS
+    + limit_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -84,6 +86,7 @@ SAMPLE = (
     "a decision file that is gone counts as a commit",  # the end of decision files
     "staged files are reaped without their lock",  # upkeep
     "status looks at letters and tasks, and not at what lies between",  # status
+    "a lease does not count the slots under their lock",  # limits over all hosts
     "an idle worker looks only when the bell rings",  # waiting
 )
 """One of each family that is caught soon, for each run of the tests; the others are left to `scripts/test --all`."""

@@ -1,0 +1,131 @@
+"""The file of slots of a queue with limits (docs/format.md, "Slots"; docs/decisions/0066-limits.md).
+
+A lease that is in no log may have a slot. A lease that is held always has one. `protocol.limiting` keeps it so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from fsqueue.format import names, slots
+from fsqueue.format.slots import FREE, RECORD_BYTES, LeaseSlot
+from fsqueue.storage import journals, listing
+from fsqueue.storage.journals import IN_PLACE, Journal
+from fsqueue.storage.store import Store
+
+WAIT_S = 2.0
+"""Seconds to wait for a file of slots that another process has locked: it does so for a few system calls."""
+
+
+class SlotFile(Journal):
+    """The locked file of slots of a queue."""
+
+    __slots__ = ()
+
+    def content(self) -> bytes:
+        """Return what is in the file."""
+        return self.fs.pread(self.fd, self.length(), 0)
+
+    def put(self, changes: Mapping[int, bytes], durably: bool) -> None:
+        """Write records at their offsets, in place. After an error any of them may be there."""
+        self.size = None
+        for offset, data in _joined(changes):
+            if self.fs.pwrite(self.fd, data, offset) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        if durably:  # on a shared mount: else nobody learns that the lock was lost
+            self.fs.fsync(self.fd)
+
+
+def _joined(changes: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the records with their offsets, those that stand beside each other as one."""
+    begin, run = 0, b""
+    for offset in sorted(changes):
+        if run and offset == begin + len(run):
+            run += changes[offset]
+            continue
+        if run:
+            yield begin, run
+        begin, run = offset, changes[offset]
+    if run:
+        yield begin, run
+
+
+def path_of(store: Store, epoch: str) -> str:
+    """Return the path of the file of the limits that have begun under this id, in the present generation."""
+    return store.layout.slots(epoch)
+
+
+def read(store: Store, epoch: str) -> bytes:
+    """Return the content of the file, without its lock. It may be old by the time that it is used. b"" without one."""
+    fs = store.fs
+    try:
+        with fs.closing(fs.look_anew(path_of(store, epoch))) as fd:
+            return fs.pread(fd, fs.fstat(fd).st_size, 0)
+    except FileNotFoundError:
+        return b""
+
+
+def is_whole(store: Store, content: bytes) -> bool:
+    """Return whether all leases that are held have a slot in the file.
+
+    Not if its maker has died, or if the machine was booted since: a power loss may have taken records that were not
+    synced.
+    """
+    return content.startswith(slots.header(store.domain))
+
+
+@contextmanager
+def locked(store: Store, epoch: str, wait_s: float = WAIT_S) -> Iterator[SlotFile]:
+    """Lock the file. LockTimeout; FileNotFoundError if it was not made yet, or the generation has ended."""
+    path = path_of(store, epoch)
+    with journals.locked(
+        SlotFile, store.fs, store.clock, store.entropy, path, wait_s, IN_PLACE, openings_max=0
+    ) as file:
+        yield file
+
+
+def make(store: Store, epoch: str) -> None:
+    """Make the file whole: with a slot for each lease that is held. Errors as `locked`.
+
+    Call it when all processes know of the limits: then none leases without a slot. The header comes last. If the maker
+    dies before it, the next one begins anew.
+    """
+    fs, path = store.fs, path_of(store, epoch)
+    flags = os.O_RDWR | os.O_CREAT
+    fs.close(store.making_generation(lambda: fs.making_room(path, lambda: fs.look(path, flags))))
+    with locked(store, epoch) as file:
+        content = file.content()
+        if is_whole(store, content):
+            return  # another process has made it meanwhile
+        changes = dict.fromkeys(range(0, max(1, len(content)), RECORD_BYTES), FREE)
+        for number, slot in enumerate(_held(store), 1):
+            changes[number * RECORD_BYTES] = slots.record(slot)
+        file.put(changes, durably=store.sync_movements)
+        file.put({0: slots.header(store.domain)}, durably=store.sync_movements)
+
+
+def _held(store: Store) -> Sequence[LeaseSlot]:
+    """Return a slot for each task that a lease holds, by what the logs say. One that an update has counts as held."""
+    found = []
+    for batch in listing.with_logs(store, every_shard=store.fs.shared):
+        state = listing.read_own_state(store, batch)
+        for index in sorted(state.touched) if state is not None else ():
+            if state is not None and (lease := state.lease_of(index)) is not None:
+                found.append(LeaseSlot(batch, index, lease))
+    return found
+
+
+def forget(store: Store) -> None:
+    """Remove the files of limits that have ended. Those that begin meanwhile have a new name."""
+    fs, layout = store.fs, store.layout
+    there = [name for name in fs.names(layout.limits) if names.is_slot_file(name)]
+    if not there:
+        return
+    store.refresh(now=True)  # after the listing: what it names was there before
+    limits = store.queue_state.limits
+    for name in there:
+        if (limits is None or name != names.slot_file(limits.epoch)) and layout is store.layout:
+            fs.unlink(f"{layout.limits}/{name}")

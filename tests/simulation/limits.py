@@ -1,0 +1,98 @@
+"""Limits over all hosts: no more tasks are leased at one instant than the queue allows, whatever dies."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fsqueue.format.layout import QueueState, limits_of, limits_record, read_queue_state
+from tests.simulation.disk import File
+from tests.simulation.history import DONE, Actor, Call
+from tests.simulation.invariants import directory, generation
+from tests.simulation.replay import LEASED, Replay
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+EPOCH = "00112233aabbccdd"
+SETTLES_S = 1.5
+"""Seconds after which limits hold that were just set. Whoever has set them may be killed before it is told so."""
+ACT = "set_limit"
+
+
+def is_limited(story: Story) -> bool:
+    """Whether there are limits in a story, or may be."""
+    return story.settings.max_leased is not None or ACT in story.scenario.actions
+
+
+def line(story: Story, at: int) -> bytes:
+    """The line of `queue.jsonl` with which a story begins that has a limit; b"" if it has none."""
+    limits = limits_of(story.settings, EPOCH)
+    return b"" if limits is None else limits_record(QueueState(story.settings, story.identity), limits, {}, at)
+
+
+def set_limit(story: Story, actor: Actor) -> None:
+    """Set the limit, to what it was or to something else."""
+    most = story.rng.choice((1, 2, 2, 3))
+    actor.do(ACT, lambda q: q.change_settings(max_leased=most))
+
+
+ACTS = {ACT: set_limit}
+
+
+def _allowed(story: Story, began: float) -> float:
+    """How many tasks may be leased by now by a call that began then: the greatest limit there was, if one surely held.
+
+    A limit that is lowered is not known to all at once.
+    """
+    found = [] if story.settings.max_leased is None else [(0.0, story.settings.max_leased)]
+    queue = directory(story, story.path)
+    file = queue.entries.get("queue.jsonl") if queue is not None else None
+    lines = bytes(file.data).splitlines(keepends=True) if isinstance(file, File) else []
+    for number, text in enumerate(lines, 1):
+        if b'"limits"' in text and text.endswith(b"\n"):
+            most = read_queue_state(b"".join(lines[:number]), story.path).settings.max_leased
+            found.append((_at(text), most or sys.maxsize))
+    if not found or began < found[0][0] + SETTLES_S:
+        return math.inf
+    return max(most for _, most in found)
+
+
+def _at(text: bytes) -> float:
+    return int(text.partition(b'"at":')[2].partition(b",")[0]) / 1000
+
+
+def held(story: Story) -> list[str]:
+    """The tasks that are leased at this moment, by all logs of the queue that can be reached."""
+    found, now = [], story.world.now * 1000
+    for batch, files in story.world.disk.logs.items():
+        for file in files:
+            if not (file.links and _is_of(story, file)):
+                continue
+            told = story.world.disk.read_by(Replay, file)
+            found += [
+                f"{batch}.{index}"
+                for index, task in enumerate(told.tasks)
+                if task.state == LEASED and task.since > max(now, told._at)
+            ]
+    return found
+
+
+def _is_of(story: Story, file: File) -> bool:
+    """Whether a log is of the current generation."""
+    movements = file.home.above
+    return movements is not None and movements.above is directory(story, generation(story))
+
+
+def too_many(story: Story, call: Call) -> Iterator[str]:
+    """What is wrong if more tasks are leased than the limit allows, when a call has just leased some.
+
+    What was leased before the limit held stays leased.
+    """
+    if not is_limited(story) or call.outcome != DONE or not call.result:
+        return
+    allowed, now_held = _allowed(story, call.began), held(story)
+    if len(now_held) > allowed:
+        yield f"{call}: {len(now_held)} tasks are leased, and {allowed} may be: {sorted(now_held)}"
