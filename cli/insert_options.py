@@ -28,6 +28,7 @@ class Asked(NamedTuple):
     skip_bad: bool
     priority: str | None
     key: str | None
+    new_by: str | None
     commit: str | None
     batch_tasks: int | None
     from_command: bool
@@ -45,7 +46,7 @@ class Asked(NamedTuple):
     @property
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Return the options that name a field of the payloads, each with its field."""
-        named = (("--priority", self.priority), ("--key", self.key))
+        named = (("--priority", self.priority), ("--key", self.key), ("--new-by", self.new_by))
         return tuple((option, field) for option, field in named if field is not None)
 
     def check(self) -> None:
@@ -53,13 +54,19 @@ class Asked(NamedTuple):
         for option, field in self.fields:
             if field == "":
                 _refuse(f"{option} names a field of JSON objects, and is empty. Is a variable of the shell not set?")
-        if (self.lines or self.null) and (self.priority is not None or self.key is not None):
-            field = "--priority" if self.key is None else "--key"
+        if (self.lines or self.null) and self.fields:
+            field = self.fields[-1][0]
             _refuse(f"{field} names a field of JSON objects: leave {'--lines' if self.lines else '-0'} out.")
         if self.key is not None and self.commit is not None:
             _refuse("A commit takes no keys: its name makes the whole insert happen once. Leave --key or --commit out.")
         if self.key is not None and self.batch_tasks is not None:
             _refuse("Tasks with keys are inserted one at a time. Leave --batch-tasks or --key out.")
+        if self.new_by is not None:
+            for other, option in ((self.key, "--key"), (self.commit, "--commit"), (self.batch_tasks, "--batch-tasks")):
+                if other is not None:
+                    _refuse(f"--new-by gives each task its key: leave {option} out, or --new-by.")
+            if self.skip_bad:
+                _refuse("--new-by takes the whole input or none: leave --skip-bad out, and correct the bad line.")
         if self.is_table and (self.lines or self.null):
             _refuse(f"A table has rows, not lines of text: leave {'--lines' if self.lines else '-0'} out.")
         if self.csv and self.tsv:

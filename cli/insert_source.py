@@ -127,8 +127,8 @@ class Source:
     """
 
     def __init__(self, source: Input, asked: Asked, form: Format, producer: Producer | None) -> None:
-        self._priority, self._key = asked.priority, asked.key
-        """Name the fields of a payload that hold its priority and its key."""
+        self._priority, self._key, self._new_by = asked.priority, asked.key, asked.new_by
+        """Name the fields of a payload that hold its priority, its key, and the value that its versions share."""
         self._kind = PriorityKind(f"field {shown(self._priority or '')}", "write each of them as a text")
         """The kind of all priorities."""
         self.tasks = 0
@@ -381,7 +381,7 @@ class Source:
         self._places.note(self.tasks, self._number, self._line)
         if key is not None:
             self._had_key = True
-        elif self._first_plain is None:
+        elif self._first_plain is None and self._new_by is None:
             self._first_plain = self.tasks
         self.tasks += 1
         if type(payload) is dict and (self._priority is not None or self._key is not None):
@@ -438,6 +438,12 @@ class Source:
         """Tell whether each of the first tasks had a key, so that to insert them again does no harm."""
         return self._first_plain is None or handled <= self._first_plain
 
+    @property
+    def _what_a_repeat_does(self) -> str:
+        if self._new_by is not None:
+            return "it inserts only lines that are new or changed"
+        return "it inserts no line whose key is taken"
+
     def _how_to_go_on(self, handled: int, place: tuple[int, int] | None) -> str:
         """Say what to insert next if the first tasks were handled. `place`: a file's number, and its first line."""
         if not handled:
@@ -455,7 +461,7 @@ class Source:
         if len(later) > LATER_SHOWN_MAX:
             then += f" and the {len(later) - LATER_SHOWN_MAX:,} behind them"
         if self._may_be_repeated(handled):
-            return f"insert {rest}{then}; or repeat the command: it inserts no line whose key is taken"
+            return f"insert {rest}{then}; or repeat the command: {self._what_a_repeat_does}"
         again = f"the first {handled:,}" if self._key is None else "the lines without a key"
         return f"insert {rest}{then}; to repeat the command would insert {again} again"
 
@@ -503,7 +509,7 @@ class Source:
             if self._is_changed and self.tasks:
                 complain(f"{so_far}, and may be of two versions of it: compare them with the file ('fsqueue ls')")
                 if self._may_be_repeated(self.tasks):
-                    complain("repeat the command: it inserts no line whose key is taken")
+                    complain(f"repeat the command: {self._what_a_repeat_does}")
                 raise click.exceptions.Exit(self._bad_exit)
             complain(before if self.tasks else "nothing was inserted")
             complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._line))}")

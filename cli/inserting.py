@@ -41,6 +41,7 @@ fsqueue insert Q tasks.parquet   # also a directory of such files, as Spark writ
 find /data -name '*.tif' | fsqueue insert Q --lines
 find /data -name '*.tif' -print0 | fsqueue insert Q -0
 fsqueue insert Q tasks.jsonl --key scan   # {"scan":"s7",...} is not inserted while another task with this scan waits
+fsqueue insert Q --csv sweep.csv --new-by run   # again and again, with the rows that were added and changed
 fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed
 fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif'   # nothing, if find fails
 fsqueue insert http://localhost:8750/fetch tasks.jsonl --commit seed-2026-11    # through a gateway"""
@@ -71,6 +72,12 @@ fsqueue insert http://localhost:8750/fetch tasks.jsonl --commit seed-2026-11    
     metavar="FIELD",
     help="The field of each JSON object whose value, a text or a whole number, is the task's key. While a task with "
     "the key waits or is leased, no other with it is inserted.",
+)
+@click.option(
+    "--new-by",
+    metavar="FIELD",
+    help="Insert only what is new or changed: no JSON object whose value in this field was inserted last with the same "
+    "content, as long as that task waits, is leased, or was completed.",
 )
 @click.option(
     "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
@@ -122,6 +129,13 @@ def insert(
     with a key may take 64 KiB: a longer line is a bad line. A queue with one task in each batch takes no keys. Each key
     makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
     that ended early may be repeated: a line is not inserted again while its task waits or is leased.
+
+    With --new-by, lines with the same value in FIELD are versions of each other. A line is inserted unless the newest
+    version, of those that wait, are leased or were completed, has the same content. fsqueue prints how many lines are
+    new. An older version that waits stays: 'fsqueue cancel' ends it. Two lines of one input with one value and
+    different content, a line without a value, and one that is longer than the payloads that the queue keeps
+    ('fsqueue set Q keep_payloads=BYTES') are bad lines. The command may be repeated whenever it ended. A queue with
+    --no-history is refused.
     """
     given = options | {"batch_tasks": batch_tasks}
     asked = Asked(**{name: given[name] for name in Asked._fields})
@@ -137,6 +151,7 @@ def insert(
                 "was inserted. Leave it out."
             )
         more: dict[str, Any] = {} if batch_tasks is None else {"batch_tasks": batch_tasks}
+        more |= {} if asked.new_by is None else {"new_by": asked.new_by}
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
         if asked.commit is not None:
@@ -150,7 +165,8 @@ def insert(
         with source.interruptible():
             while not source.ended and failure is None:
                 try:
-                    tasks = source.until_pause()
+                    # with --new-by, one call sees all lines: it compares them with each other
+                    tasks = source.until_pause() if asked.new_by is None else source.until_end()
                     if not isinstance(q, fsqueue.Queue):  # a gateway does not wait for the first line for long
                         tasks = chain([*islice(tasks, 1)], tasks)
                     count += q.insert_many(tasks, delay_s=delay_s, **more)
@@ -163,13 +179,19 @@ def insert(
                     count += _new_of(error)
                     failure = error
     known: dict[str, Any] = (
-        {} if key is None else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
+        {}
+        if key is None and asked.new_by is None
+        else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
     )
     known |= {"respelled": source.respelled} if asked.is_table else {}
     lines = (count,) if count or failure is None else ()  # a 0 would look like a success of nothing
     print_done(as_json, {"inserted": count, "skipped": source.skipped, **known}, *lines)
-    if source.tasks > count and key is not None and failure is None and not (as_json or source.broken_off):
-        hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
+    if source.tasks > count and failure is None and not (as_json or source.broken_off):
+        were = f"{count:,} of {wording.counted(source.tasks, 'task')} were new"
+        if key is not None:
+            hint(f"{were}: the keys of the others were taken")
+        elif asked.new_by is not None:
+            hint(f"{were} or changed")
     source.hint_at_input()
     if failure is not None:
         source.conclude_failure(failure, count, _handled_at(failure, handled))

@@ -48,6 +48,7 @@ UNKEPT_EXIT = 1
 fsqueue results Q --where 'result.loss<0.1' --where payload.seed=7
 fsqueue results Q best.parquet --where 'result.loss<0.1'
 fsqueue results Q --dead
+fsqueue results Q sweep.csv --latest-by run   # of each value of run only the newest version (insert --new-by run)
 fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of a group; a column has the queue"""
     )
 )
@@ -55,10 +56,16 @@ fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of 
 @match_option
 @where_option
 @click.option("--dead", is_flag=True, help="Only dead letters.")
+@click.option(
+    "--latest-by",
+    metavar="FIELD",
+    help="Of the tasks with one value in this field of their payloads only the newest, if it has ended.",
+)
 @json_option
 def results(
-    arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], dead: bool, as_json: bool
-) -> None:
+    arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], dead: bool,
+    latest_by: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Print the results of Q: what was put into each finished task beside what came out of it.
 
     FILE ends in .csv, .jsonl or .parquet. There each field of a payload and of a result is a column. A name that is
@@ -69,12 +76,18 @@ def results(
     result as they are. Finished tasks are known while the history keeps them. Their payloads are known if they are
     not larger than the queue keeps ('fsqueue create --keep-payloads').
 
+    With --latest-by, tasks with the same value in FIELD are versions of each other ('fsqueue insert --new-by'). The
+    newest is the one inserted last. If it waits or is leased, its value has no row: the result of an older version is
+    not the present one. Tasks without a value in FIELD, and with a payload that is not kept, have no row either.
+
     Q may be a group, or several queues: then the column "queue" of FILE has the path of each task's queue. A second
     Q needs a slash (./Q2), which tells it from FILE.
     """
     *queues, last = arguments
     file = last if queues and not _is_queue(last) else None
-    found = AllResults(Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions))
+    found = AllResults(
+        Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions), latest_by
+    )
     targets = found.targets
     if file is not None:
         _write(found, file, as_json)
@@ -113,8 +126,10 @@ def _is_queue(argument: str) -> bool:
 class AllResults:
     """The results of the queues that are meant, counted as they are read."""
 
-    def __init__(self, targets: Targets, dead: bool, condition: Callable[[Item], bool] | None) -> None:
-        self.targets, self._dead, self._condition = targets, dead, condition
+    def __init__(
+        self, targets: Targets, dead: bool, condition: Callable[[Item], bool] | None, latest_by: str | None
+    ) -> None:
+        self.targets, self._dead, self._condition, self._latest_by = targets, dead, condition, latest_by
         self.total = 0
         """Number of finished tasks that the queues read so far have counted."""
         self.missing: dict[str, int] = {}
@@ -144,10 +159,17 @@ class AllResults:
         self.total += known.completed + known.dead
         completed = 0
         is_local = isinstance(q, fsqueue.Queue)
-        for columns in q.result_columns(self._dead) if is_local else _in_columns(q.results(dead=self._dead)):  # type: ignore[union-attr]
+        latest_by = self._latest_by
+        for columns in (
+            q.result_columns(self._dead, latest_by=latest_by)  # type: ignore[union-attr]
+            if is_local
+            else _in_columns(q.results(dead=self._dead, latest_by=latest_by))
+        ):
             completed += columns[_STATE].count("completed")
             yield columns
-        if not self._dead and known.completed > completed:  # what ends meanwhile is counted by neither, or by one
+        if (
+            not self._dead and latest_by is None and known.completed > completed
+        ):  # what ends meanwhile is counted by neither, or by one
             self.missing[target.path] = known.completed - completed
 
 

@@ -24,7 +24,7 @@ from fsqueue.errors import (
 )
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names, priority, task_file
-from fsqueue.format.layout import REASON_CHARS_MAX, Settings
+from fsqueue.format.layout import FIELD_CHARS_MAX, REASON_CHARS_MAX, Settings
 from fsqueue.format.models import Task, TaskRef
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
@@ -175,6 +175,18 @@ def in_utf8(name: str, text: str) -> str:
     if in_unicode(text) != text:
         raise InvalidArgument(f"{name} must be text that UTF-8 can hold, not {shown(text)}. Nothing was done.")
     return text
+
+
+def field_of(name: str, field: object) -> str | None:
+    """Return the name of a field of payloads, if one is given; InvalidArgument."""
+    if field is None:
+        return None
+    if type(field) is not str or not 1 <= len(field) <= FIELD_CHARS_MAX:
+        raise InvalidArgument(
+            f"{name} must be the name of a field, of 1 to {FIELD_CHARS_MAX:,} characters, not {shown(field)}. Nothing "
+            "was done."
+        )
+    return in_utf8(name, field)
 
 
 def node_of(node: object) -> str:
@@ -369,6 +381,7 @@ def tasks_to_insert(
     commit: object = None,
     total: object = None,
     strict: bool = False,
+    new_by: object = None,
 ) -> Iterable[Any]:
     """Check what `insert_many` takes, and return its stream, of which nothing is read. InvalidArgument."""
     if batch_tasks is not None:
@@ -377,6 +390,13 @@ def tasks_to_insert(
         whole("total", total, 0)
     if commit is not None:
         names.commit_name(commit)
+    if field_of("new_by", new_by) is not None:
+        for name, given in (("commit", commit), ("batch_tasks", batch_tasks)):
+            if given is not None:
+                raise InvalidArgument(
+                    f"new_by gives each task a key, and {name} is for tasks without keys. Nothing was inserted. Leave "
+                    "one of the two out."
+                )
     tasks = payloads_of(payloads, "insert_many")
     encoding.default_when(delay_s)
     return unchanged(tasks) if strict else tasks

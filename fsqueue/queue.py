@@ -24,6 +24,7 @@ from fsqueue.arguments import (
     bound_of,
     check_change,
     ended,
+    field_of,
     holder_of,
     leased,
     one_of,
@@ -44,6 +45,7 @@ from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import (
     ForkedChild,
     FsqueueError,
+    InvalidTask,
     LeaseLost,
     QueueClosed,
     QueueNotFound,
@@ -81,11 +83,11 @@ from fsqueue.storage import decisions, group_directory, nodes
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import Store
-from fsqueue.user_code import user_function
+from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views import inspection
 
 if TYPE_CHECKING:
-    from fsqueue import administration, asyncpoll
+    from fsqueue import administration, asyncpoll, new_rows
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.protocol import changing, leasing_by_id
     from fsqueue.views import (
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
 else:
     administration, asyncpoll = Late("fsqueue.administration"), Late("fsqueue.asyncpoll")
     changing, leasing_by_id = Late("fsqueue.protocol.changing"), Late("fsqueue.protocol.leasing_by_id")
+    new_rows = Late("fsqueue.new_rows")
     activity, attaching = Late("fsqueue.views.activity"), Late("fsqueue.views.attaching")
     lease_holders, priorities = Late("fsqueue.views.lease_holders"), Late("fsqueue.views.priorities")
     task_results, stuck_locks = Late("fsqueue.views.task_results"), Late("fsqueue.views.stuck_locks")
@@ -351,6 +354,7 @@ class Queue(Maintenance):
         commit: str | None = None,
         total: int | None = None,
         strict: bool = False,
+        new_by: str | None = None,
     ) -> int:
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
@@ -369,14 +373,41 @@ class Queue(Maintenance):
         `commit` all appear together or not at all, once: what was committed before is not inserted again, nor
         read. InvalidArgument if no tasks were committed under it, and here are some.
         `strict` refuses payloads that would come back changed: see `insert`.
+
+        `new_by` names a field of the payloads, which are JSON objects. Tasks with the same value in it are versions of
+        each other. A payload is inserted unless the newest version of its value, among the tasks that wait, are leased
+        or were completed, has the same content. So a table may be inserted again and again, with what was added and
+        changed. Each task gets a key, VALUE#DIGEST of its content. Some 300 bytes of memory are taken for each value.
+        InvalidArgument if the queue keeps no history; InvalidTask for a payload without a value, with a value that an
+        earlier one of the call has with other content, or longer than `keep_payloads`.
         """
         tasks = tasks_to_insert(
-            payloads, batch_tasks=batch_tasks, delay_s=delay_s, commit=commit, total=total, strict=strict
+            payloads, batch_tasks=batch_tasks, delay_s=delay_s, commit=commit, total=total, strict=strict, new_by=new_by
         )
+        if new_by is not None:
+            return self._insert_new(tasks, new_by, delay_s, total)
         if commit is not None:
             return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
         inserter = self._inserter if batch_tasks is None else None
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, inserter, self._insert_keyed)
+
+    def _insert_new(self, tasks: Iterable[Any], field: str, delay_s: float, total: int | None) -> int:
+        """Insert those tasks that are new or changed: see `insert_many`."""
+        rows = new_rows.NewRows(self.store, self._keyed, field)
+        try:
+            new = insertion.insert_many(
+                self.store, rows.with_keys(tasks), delay_s, None, total, self._inserter, rows.take
+            )
+        except InvalidTask as error:  # all rows before the invalid one are to be in the queue
+            error.new = rows.finish(error.new or 0)
+            raise
+        except UserCodeError as foreign:
+            foreign.count_new(rows.finish(0))
+            raise
+        except FsqueueError as error:
+            rows.count_in(error)
+            raise
+        return rows.finish(new)
 
     def _insert_keyed(self, task: encoding.EncodedTask) -> bool:
         return self._keyed.insert(task).inserted
@@ -876,28 +907,37 @@ class Queue(Maintenance):
             one_of("state", state, STATES)
         return translated(self, inspection.tasks(self.store, state), "listing tasks")
 
-    def results(self, where: Callable[[Result], bool] | None = None, dead: bool = False) -> Iterator[Result]:
+    def results(
+        self, where: Callable[[Result], bool] | None = None, dead: bool = False, *, latest_by: str | None = None
+    ) -> Iterator[Result]:
         """Yield the tasks that were completed, then the dead letters; with `dead` the latter alone.
 
         Each has its payload, its result or error, and who worked on it, when and for how long. They go back as far as
         the queue keeps its history. `where`: a function that tells which to yield. For DataFrames:
         `pandas.DataFrame(result.as_dict() for result in queue.results())`. QueuePurged, at the end, if the queue was
         purged meanwhile. Lines of the history that cannot be read are left out; a warning is logged.
+
+        `latest_by` names a field of the payloads: for each value of it only the newest version is yielded (see
+        `insert_many`), if that was completed or is a dead letter, and meets `dead` and `where`. Memory grows with the
+        number of values. InvalidArgument if the queue keeps no history.
         """
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function
+        latest_by = field_of("latest_by", latest_by)
         self._write_letters()
-        found = chain.from_iterable(translated(self, task_results.results(self.store, dead), "reading results"))
+        rows = task_results.results(self.store, dead, latest_by)
+        found = chain.from_iterable(translated(self, rows, "reading results"))
         return found if where is None else filter(where, found)
 
-    def result_columns(self, dead: bool = False) -> Iterator[list[Sequence[Any]]]:
+    def result_columns(self, dead: bool = False, *, latest_by: str | None = None) -> Iterator[list[Sequence[Any]]]:
         """Yield what `results` yields, but in columns, up to some thousand tasks at a time: several times as fast.
 
         Each item has a sequence for each field of `fsqueue.Result`, in their order, with the values of those tasks.
         Payloads of one shape may be a `UniformObjects`, which makes a dict of each when it is asked.
         """
+        latest_by = field_of("latest_by", latest_by)
         self._write_letters()
-        return translated(self, task_results.columns(self.store, dead), "reading results")
+        return translated(self, task_results.columns(self.store, dead, latest_by), "reading results")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:

@@ -41,6 +41,14 @@ class UserCodeError(Exception):
         elif isinstance(error, FsqueueError):
             error.inserted, error.new, error.is_exact, error.advice = inserted, new, True, ""
 
+    def count_new(self, more: int) -> None:
+        """Add `more` to how many tasks this call has inserted, after `count`."""
+        error = self.error
+        if isinstance(error, UserCodeError):
+            error.count_new(more)
+        elif isinstance(error, FsqueueError):
+            error.new = (error.new or 0) + more
+
 
 @contextmanager
 def unwrapped() -> Iterator[None]:

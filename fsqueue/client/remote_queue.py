@@ -14,6 +14,7 @@ from fsqueue.arguments import (
     Every,
     check_change,
     check_lease,
+    field_of,
     holder_of,
     leased,
     node_of,
@@ -85,6 +86,8 @@ TASKS_MAX = 1_000
 
 REPEAT_ALL = "Repeat the call with all its tasks and the same name: none of them is inserted twice."
 """Advise how to go on when nobody knows whether the tasks of a commit are in the queue."""
+REPEAT_NEW = "Repeat the call with all its tasks: it inserts only what is new or changed."
+"""The same of tasks that are inserted if they are new or changed."""
 RUNS_OUT = "If a task was leased, its lease runs out, and counts as an attempt."
 """Advise how to go on when nobody knows whether a task was leased."""
 RANGES_MAX = 1_000
@@ -222,18 +225,21 @@ class RemoteQueue(RemoteBase):
         commit: str | None = None,
         total: int | None = None,
         strict: bool = False,
+        new_by: str | None = None,
     ) -> int:
         """Insert a stream of payloads or Tasks in bounded memory; return how many are new: see `Queue.insert_many`.
 
         If the gateway breaks off, a list, tuple, range or set that has a name (`commit`) is sent again. None of it is
-        new then if the gateway had inserted it before it broke off. Whatever else has a name may be sent again by the
-        caller.
+        new then if the gateway had inserted it before it broke off. Whatever else has a name, or names a field
+        (`new_by`), may be sent again by the caller.
         """
-        tasks = tasks_to_insert(payloads, delay_s=delay_s, commit=commit, total=total)
+        tasks = tasks_to_insert(payloads, delay_s=delay_s, commit=commit, total=total, new_by=new_by)
         stream = _Stream(tasks, strict, encoding.default_when(delay_s), commit is not None)
         query, again = {"commit": commit, "total": total}, commit is not None and reads_alike(payloads)
+        if new_by is not None:
+            query["new_by"] = new_by
         try:
-            advice = LOOK_FIRST if commit is None else REPEAT_ALL
+            advice = REPEAT_ALL if commit is not None else LOOK_FIRST if new_by is None else REPEAT_NEW
             found = self._wire.call_with_lines("insert", stream, query, self.name, again, advice)
         except UserCodeError as foreign:  # with a commit's name: nothing shows
             foreign.count(0, 0)
@@ -513,11 +519,14 @@ class RemoteQueue(RemoteBase):
         """Return what happened to a task: see `Queue.history`."""
         return [made(Movement, one) for one in self._ask_of(id, "history")]
 
-    def results(self, where: Callable[[Result], bool] | None = None, dead: bool = False) -> Iterator[Result]:
+    def results(
+        self, where: Callable[[Result], bool] | None = None, dead: bool = False, *, latest_by: str | None = None
+    ) -> Iterator[Result]:
         """Yield the tasks that have ended, inputs beside outputs: see `Queue.results`."""
         if where is not None:
             user_function(where)
-        found = self._iterate(Result, "results", dead=bool(dead))
+        more = {} if latest_by is None else {"latest_by": field_of("latest_by", latest_by)}
+        found = self._iterate(Result, "results", dead=bool(dead), **more)
         return found if where is None else filter(where, found)
 
     def activity(self, window_s: float | None = None) -> Activity:

@@ -57,6 +57,8 @@ REQUIRED = (
 """The settings that a queue must have: a default in place of `shards` would hide tasks. Later ones have a default."""
 SETTINGS_KEPT = 64
 """Number of settings that are not decoded again: those of a group's queues are mostly the same."""
+FIELD_CHARS_MAX = 1_000
+"""The longest name of a field of payloads by which tasks are told apart."""
 REASON_CHARS_MAX = 1000
 """The reason of a pause is not longer than this."""
 

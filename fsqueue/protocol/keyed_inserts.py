@@ -44,6 +44,15 @@ class _Moved(Exception):
     """A purge or a key epoch has begun since this process locked the key's file, or it was removed: insert anew."""
 
 
+class TaskEnded(Exception):
+    """The last task with a key has ended, and the caller wants to know how before a task with the key is inserted."""
+
+    def __init__(self, insert: str) -> None:
+        super().__init__(insert)
+        self.insert = insert
+        """The id of that task's `insert` record."""
+
+
 def check(given: EncodedTask, path: str, settings: Settings, domain: str) -> None:
     """Raise InvalidTask if a task with a key does not go into an open batch of the queue at `path`. It says why, and
     what to do. `domain`: as of its `Store`.
@@ -78,8 +87,11 @@ class KeyedInserter:
         self._single = single
         self._claims = Claims(store, single)
 
-    def insert(self, task: EncodedTask) -> TaskRef:
+    def insert(self, task: EncodedTask, ended: Collection[str] | None = None) -> TaskRef:
         """Insert a task with a key, durably; or return the id of the task that has the key, with `inserted` False.
+
+        `ended`: ids of `insert` records. TaskEnded if the key's file names the task of any other one, and that has
+        ended. None: it does not matter how tasks with the key have ended.
 
         The task that is named lived during this call. An error says whether the task is in the queue, or that this is
         unknown. InvalidTask, before anything is written, if the task does not go into an open batch.
@@ -91,7 +103,7 @@ class KeyedInserter:
             layout, epochs = store.layout, store.queue_state.key_epochs
             unexplained: OSError | None = None
             try:
-                ref = self._insert(layout, task)
+                ref = self._insert(layout, task, ended)
             except _Moved:
                 continue
             except OSError as error:  # the task is not in the queue
@@ -114,12 +126,12 @@ class KeyedInserter:
             "being inserted. The task is not in it."
         )
 
-    def _insert(self, layout: Layout, task: EncodedTask) -> TaskRef | None:
+    def _insert(self, layout: Layout, task: EncodedTask, ended: Collection[str] | None) -> TaskRef | None:
         """Insert into a generation. None: begin anew."""
         store, key = self.store, task.key
         assert key is not None
         with keys.locked(store, layout, key) as key_file:
-            living = self._living(key_file, key, journals.LOCK_TIMEOUT_S)
+            living = self._living(key_file, key, journals.LOCK_TIMEOUT_S, ended)
             if living is not None:
                 return TaskRef(living, inserted=False) if self._single.is_in_queue(layout) else None
             return TaskRef(self._single.insert(task, self._announcing(key_file, key)))
@@ -155,13 +167,18 @@ class KeyedInserter:
                 return None
         raise StorageError(f"The files of keys of {store.path} were moved or removed by others again and again.")
 
-    def _living(self, key_file: KeyFile, key: str, wait_s: float) -> str | None:
-        """Return the id of the task that has the key; None if it is free. _Moved: its file had grown too long."""
+    def _living(self, key_file: KeyFile, key: str, wait_s: float, ended: Collection[str] | None = None) -> str | None:
+        """Return the id of the task that has the key; None if it is free. _Moved: its file had grown too long.
+
+        TaskEnded: as of `insert`.
+        """
         store = self.store
         claim = key_file.last(key) or keys.earlier(store, key_file, key, wait_s)
         if claim is None:
             return None
         living = self._claims.living(key_file.layout, claim, wait_s)
+        if living is None and ended is not None and claim.insert not in ended:
+            raise TaskEnded(claim.insert)
         if living is None and key_file.length() > keys.BYTES_MAX and not store.fs.shared:
             key_file.remove()
             raise _Moved

@@ -49,8 +49,9 @@ async def insert(request: Request, given: dict[str, Any]) -> Response:
 
     def act() -> Any:
         with gateway.served.queue(given["queue"]) as queue:
-            if given["commit"] is not None:
-                return {"id": None, "inserted": bool(queue.insert_many([given["task"]], commit=given["commit"]))}
+            if given["commit"] is not None or given["new_by"] is not None:
+                once = queue.insert_many([given["task"]], commit=given["commit"], new_by=given["new_by"])
+                return {"id": None, "inserted": bool(once)}
             ref = queue.insert(given["task"])
             return {"id": ref.id, "inserted": ref.inserted}
 
@@ -82,7 +83,9 @@ async def _insert_lines(request: Request, given: dict[str, Any]) -> Response:
     def act() -> int:
         with gateway.served.queue(given["queue"]) as queue:
             try:
-                inserted: int = queue.insert_many(tasks(), commit=given["commit"], total=given["total"])
+                inserted: int = queue.insert_many(
+                    tasks(), commit=given["commit"], total=given["total"], new_by=given["new_by"]
+                )
             except BadField as error:
                 if error.new:
                     before = str(error).removesuffix(NOTHING_DONE)

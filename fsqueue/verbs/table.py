@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fsqueue.errors import TaskNotFound
 from fsqueue.forks import Late
+from fsqueue.format.layout import FIELD_CHARS_MAX
 from fsqueue.format.models import STATES, ChangeReport, GcReport, RetryReport, Status
 from fsqueue.verbs.fields import SECONDS_MAX, TASK, Field
 from fsqueue.views.activity import total_activity
@@ -142,7 +143,9 @@ OF_QUEUES: Sequence[Verb] = (
          "of them appear together, once: a request that is repeated under the name inserts nothing.", "once",
          Route("POST", f"{QUEUE}/tasks", body=TASK, status=201, takes_lines=True, query=(
              Field("commit", "text", "The commit's name; the header Idempotency-Key is the same.", least=1, most=200),
-             Field("total", "whole", "How many tasks there will be about.", most=1e12))),
+             Field("total", "whole", "How many tasks there will be about.", most=1e12),
+             Field("new_by", "text", "A field of the payloads: a payload is inserted unless the newest task with its "
+                   "value in this field has the same content.", least=1, most=FIELD_CHARS_MAX))),
          absent="made", command="insert"),
     Verb("insert_many", "Insert a stream of tasks: see insert.", "once", absent="made", command="insert",
          here_only=("batch_tasks",)),
@@ -216,7 +219,9 @@ OF_QUEUES: Sequence[Verb] = (
          _get(f"{QUEUE}/tasks", Field("state", "text", "Of this state.", choices=STATES), gives=NDJSON),
          absent=_no_items, command="ls"),
     Verb("results", "Inputs beside outputs of the tasks that have ended.", "reads",
-         _get(f"{QUEUE}/results", Field("dead", "flag", "Dead letters alone.", default=False), gives=NDJSON),
+         _get(f"{QUEUE}/results", Field("dead", "flag", "Dead letters alone.", default=False),
+              Field("latest_by", "text", "A field of the payloads: of the tasks with one value in it the newest alone.",
+                    least=1, most=FIELD_CHARS_MAX), gives=NDJSON),
          absent=_no_items, command="results"),
     Verb("results_of", "What is known of tasks, finished or not, by their ids.", "reads",
          _post(f"{QUEUE}/results-of", Field("ids", "texts", "Ids of tasks.", needed=True, least=1)), absent=dict),

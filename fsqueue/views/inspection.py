@@ -514,9 +514,8 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     """Yield the unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
     store.verify()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
-        apply_pending(store)
         among = _UNFINISHED if state is None else _BY_THE_LOG.get(state, _UNFINISHED)
-        for batch, name in listing.published(store) if state is None else _where_it_can_be(store, state):
+        for batch, name in _unfinished_batches(store, state):
             for info in of_batch(store, batch, name, whole=False, among=among):
                 if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
                     yield info
@@ -531,6 +530,34 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
         for found in finished.batches(store):
             if found.batch not in seen:
                 yield from (info for info in _of_finished(store, found) if info.state == state)
+
+
+def _unfinished_batches(store: Store, state: str | None = None) -> Iterator[tuple[Batch, TaskFileName]]:
+    """Return the batches that may have tasks without an outcome, or such in a state. Decided updates are applied."""
+    apply_pending(store)
+    return listing.published(store) if state is None else _where_it_can_be(store, state)
+
+
+def unfinished_records(store: Store) -> Iterator[tuple[Batch, int, int, dict[str, Any]]]:
+    """Yield batch, index, time of insertion (ms) and record of each task without an outcome: its `payload`, and its
+    `key` and `priority` if it has them. Cheaper than `tasks`. A task that cannot be read is left out.
+    """
+    for batch, name in _unfinished_batches(store):
+        seen = _state_and_lines(store, batch, name, whole=False)
+        if seen is None:
+            continue
+        state, lines = seen
+        for index in range(min(state.count, len(lines))):
+            if state.state[index] not in _UNFINISHED:
+                continue
+            try:
+                record = task_file.decode_task(lines[index])
+            except ValueError:
+                continue
+            at = record["at"] if index in state.places else names.birth_ms(batch)
+            if index in state.payloads:
+                record["payload"] = None if state.payloads[index] is history.NOT_KEPT else state.payloads[index]
+            yield batch, index, at, record
 
 
 def _where_it_can_be(store: Store, state: str) -> Iterator[tuple[Batch, TaskFileName]]:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from fsqueue.errors import QueuePurged
-from fsqueue.format import names
+from fsqueue.format import names, versions
 from fsqueue.format.models import COMPLETED as IS_COMPLETED
 from fsqueue.format.models import DeadLetter, Result
 from fsqueue.format.names import Batch
@@ -15,30 +15,52 @@ from fsqueue.format.replay import CANCELLED, COMPLETED
 from fsqueue.format.task_states import Lease
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
-from fsqueue.views import finished, inspection
+from fsqueue.views import finished, inspection, newest_versions
 from fsqueue.views.finished import FinishedBatch
 
 LETTERS_AT_ONCE = 100
 
+_ID, _PAYLOAD = Result._fields.index("id"), Result._fields.index("payload")
 Columns = list[Sequence[Any]]
 """Results as columns: for each field of `Result`, in its order, the values of all tasks."""
 
 
-def results(store: Store, dead: bool = False) -> Iterator[list[Result]]:
+def results(store: Store, dead: bool = False, latest_by: str | None = None) -> Iterator[list[Result]]:
     """Yield the tasks that were completed and those that are dead letters, many at a time; `dead`: the latter alone.
 
     A hint while others work: a task that ends meanwhile may be missing. None comes twice, unless it is retried. Memory
     is bounded by a batch, and by some 400 bytes for each batch that is kept.
     """
-    for found in columns(store, dead):
+    for found in columns(store, dead, latest_by):
         yield [*map(Result._make, zip(*found, strict=True))]
 
 
-def columns(store: Store, dead: bool = False) -> Iterator[Columns]:
+def columns(store: Store, dead: bool = False, latest_by: str | None = None) -> Iterator[Columns]:
     """Yield the same as columns, those of a batch at a time. That is several times as fast as an object for each task.
 
-    Logs are read before the history, so that a batch which finishes in between is in one of them. QueuePurged, at the
-    end, if the queue was purged meanwhile.
+    `latest_by`: a field of the payloads; of the tasks with one value in it the newest alone, if it has ended.
+    QueuePurged, at the end, if the queue was purged meanwhile.
+    """
+    if latest_by is None:
+        yield from _columns(store, dead)
+        return
+    newest_versions.check(store, "latest_by")
+    newest = newest_versions.newest(store, latest_by, with_dead=True)
+    for found in _columns(store, dead):
+        chosen = []
+        for row, (task_id, payload) in enumerate(zip(found[_ID], found[_PAYLOAD], strict=True)):
+            value = versions.value_of(payload, latest_by)
+            version = None if value is None else newest.get(value)
+            if version is not None and names.task_id(version.batch, version.place) == task_id:
+                chosen.append(row)
+        if chosen:
+            yield [[column[row] for row in chosen] for column in found]
+
+
+def _columns(store: Store, dead: bool) -> Iterator[Columns]:
+    """Yield the results of a queue as columns.
+
+    Logs are read before the history, so that a batch which finishes in between is in one of them.
     """
     store.verify()
     layout = store.layout

@@ -857,3 +857,55 @@ def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
     status = Path(f"/proc/{process.pid}/status").read_text()
     assert process.communicate(timeout=PATIENCE_S)[0] == "300000\n"
     assert int(status.partition("VmHWM:")[2].split()[0]) < 120 * 1024
+
+
+def test_only_rows_that_are_new_or_changed_are_inserted(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.csv"
+    file.write_text("run,alpha\n1,0.5\n2,0.7\n")
+    first = fsqueue_cli("insert", queue.path, "--csv", file, "--new-by", "run")
+    assert (first.stdout, first.stderr) == ("2\n", "")
+    for task in queue.lease(2, strict=True):
+        task.complete(task.payload["alpha"])
+    file.write_text("run,alpha\n1,0.5\n2,0.9\n3,1.5\n")
+    second = fsqueue_cli("insert", queue.path, "--csv", file, "--new-by", "run")
+    assert (second.stdout, second.stderr) == ("2\n", "2 of 3 tasks were new or changed\n")
+    found = fsqueue_cli("insert", queue.path, "--csv", file, "--new-by", "run", "--json")
+    assert json.loads(found.stdout) == {"inserted": 0, "skipped": 0, "tasks": 3, "respelled": []}
+    rows = [json.loads(line) for line in fsqueue_cli("results", queue.path, "--latest-by", "run").stdout.splitlines()]
+    assert [row["payload"]["run"] for row in rows] == [1]
+    queue.complete(queue.lease(2))
+    out = tmp_path / "out.csv"
+    fsqueue_cli("results", queue.path, out, "--latest-by", "run", "--where", "payload.run>1")
+    assert {(row["run"], row["alpha"]) for row in csv.DictReader(out.open())} == {("2", "0.9"), ("3", "1.5")}
+
+
+def test_a_row_with_the_value_of_another_one_ends_the_insert(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.csv"
+    file.write_text("run,alpha\n1,0.5\n1,0.7\n2,1\n")
+    found = fsqueue_cli("insert", queue.path, "--csv", file, "--new-by", "run", code=2)
+    assert found.stdout == "1\n"
+    assert "line 3 is no task for this queue: it has the value '1' in the field 'run'" in found.stderr
+    assert "or repeat the command: it inserts only lines that are new or changed" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--key", "run"), "leave --key out"),
+        (("--commit", "c"), "leave --commit out"),
+        (("--batch-tasks", "5"), "leave --batch-tasks out"),
+        (("--skip-bad",), "leave --skip-bad out"),
+    ],
+)
+def test_what_new_by_does_not_go_with(fsqueue_cli: Run, queue: Queue, words: tuple[str, ...], why: str) -> None:
+    found = fsqueue_cli("insert", queue.path, "--csv", "--new-by", "run", *words, input="run\n1\n", code=2)
+    assert queue.status().inserted == 0
+    assert why in found.stderr
+
+
+def test_new_by_names_a_column_that_is_there(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.csv"
+    file.write_text("run\n1\n")
+    found = fsqueue_cli("insert", queue.path, "--csv", file, "--new-by", "walk", code=2)
+    assert queue.status().inserted == 0
+    assert "--new-by" in found.stderr

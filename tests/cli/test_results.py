@@ -549,7 +549,7 @@ def test_of_a_queue_that_is_purged_meanwhile_nothing_is_written(
     (tmp_path / "out.csv").write_text("before")
     read = Queue.result_columns
 
-    def purged(self: Queue, dead: bool = False) -> Iterator[Any]:
+    def purged(self: Queue, dead: bool = False, latest_by: str | None = None) -> Iterator[Any]:
         found = read(self, dead)
         yield next(found)
         Queue(sweep.path).purge()

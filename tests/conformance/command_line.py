@@ -94,13 +94,15 @@ class CommandLine:
         [ref] = self._update([replace(task, **given)])
         return ref
 
-    def insert_many(self, payloads: Iterable[Any], *, delay_s: float = 0, commit: str | None = None) -> int:
+    def insert_many(
+        self, payloads: Iterable[Any], *, delay_s: float = 0, commit: str | None = None, new_by: str | None = None
+    ) -> int:
         """Insert payloads by `insert`; tasks that have more than those by an update."""
         tasks = list(payloads)
         if any(isinstance(task, fsqueue.Task) for task in tasks):
             return sum(ref.inserted for ref in self._update([_task(task, delay_s) for task in tasks]))
         lines = b"".join(_encoded(payload) + b"\n" for payload in tasks)
-        words = [*_option("--delay", delay_s or None), *_option("--commit", commit)]
+        words = [*_option("--delay", delay_s or None), *_option("--commit", commit), *_option("--new-by", new_by)]
         found = self._run("insert", self.path, *words, given=lines)
         count: int = _lines(found)[0]["inserted"] if found.stdout else 0
         if found.exit_code:
@@ -237,8 +239,9 @@ class CommandLine:
         """Return what is told of a task, with its queue's name as `TaskInfo` has it: `ls` tells the path."""
         return given | {"queue": self.name}
 
-    def results(self, dead: bool = False) -> Iterator[fsqueue.Result]:
-        return (made(fsqueue.Result, one) for one in self._ask("results", *("--dead",) * dead))
+    def results(self, dead: bool = False, latest_by: str | None = None) -> Iterator[fsqueue.Result]:
+        words = [*("--dead",) * dead, *_option("--latest-by", latest_by)]
+        return (made(fsqueue.Result, one) for one in self._ask("results", *words))
 
     def dead(self) -> Iterator[fsqueue.DeadLetter]:
         return (made(fsqueue.DeadLetter, one) for one in self._ask("dead list"))

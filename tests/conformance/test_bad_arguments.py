@@ -70,6 +70,8 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "insert_many delay_s": (of("insert_many", "delay_s", payloads=[1]), NO_SECONDS),
     "insert_many total": (of("insert_many", "total", payloads=[1]), ("1", [], True, 1.5, -1, math.nan)),
     "insert_many commit": (of("insert_many", "commit", payloads=[1]), (*NO_TEXT, "a" * 2_000)),
+    "insert_many new_by": (of("insert_many", "new_by", payloads=[{"a": 1}]), (*NO_TEXT, "a" * 2_000)),
+    "results latest_by": (of("results", "latest_by"), (*NO_TEXT, "a" * 2_000)),
     "lease": (of("lease"), NO_COUNT),
     "lease lease_s": (of("lease", "lease_s"), NO_LENGTH),
     "lease wait_s": (of("lease", "wait_s"), NO_SECONDS),

@@ -194,3 +194,26 @@ def test_a_key_is_taken_until_its_task_has_ended(queue: Any) -> None:
     task.complete()
     assert queue.insert(4, key="k").inserted
     assert queue.status() == Status(waiting=1, completed=1)
+
+
+@A_KEY
+def test_only_what_is_new_or_changed_is_inserted(queue: Any) -> None:
+    old, new = {"run": 1, "alpha": 0.5}, {"run": 1, "alpha": 0.7}
+    assert queue.insert_many([old, {"run": "b"}], new_by="run") == 2
+    assert queue.insert_many([old, {"run": "b"}], new_by="run") == 0
+    for task in queue.lease(2, strict=True):
+        task.complete({"of": task.payload["run"]})
+    assert queue.insert_many([old, {"run": "c"}], new_by="run") == 1
+    assert queue.insert_many([new, {"run": "c"}], new_by="run") == 1
+    assert [result.payload for result in queue.results(latest_by="run")] == [{"run": "b"}]
+    queue.complete(queue.lease(2, strict=True))
+    found = [result.payload for result in queue.results(latest_by="run")]
+    assert sorted(found, key=str) == sorted([{"run": "b"}, {"run": "c"}, new], key=str)
+    assert len(list(queue.results())) == 4
+
+
+@A_KEY
+def test_a_row_that_has_no_value_to_tell_versions_apart_is_refused(queue: Any) -> None:
+    with pytest.raises(InvalidTask, match="has no value in the field 'run'"):
+        queue.insert_many([{"run": 1}, {"walk": 2}, {"run": 3}], new_by="run")
+    assert queue.status().waiting == 1

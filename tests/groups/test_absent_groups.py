@@ -123,6 +123,7 @@ QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
     "insert": lambda queue: queue.insert("new"),
     "insert with a key": lambda queue: queue.insert("new", key="k"),
     "insert_many": lambda queue: queue.insert_many(["new"] * 3),
+    "insert_many what is new": lambda queue: queue.insert_many([{"run": 1}], new_by="run"),
     "insert_many once": lambda queue: queue.insert_many(["new"] * 3, commit="seed"),
     "lease_by_id": lambda queue: queue.lease_by_id("0" * 32 + ".0"),
     "lease_for": lambda queue: queue.lease_for([(1, {"host": "h"})]),

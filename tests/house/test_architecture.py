@@ -15,8 +15,8 @@ from tests.house.source import PACKAGE, TOP, imported, nodes, parse
 LAYERS = (
     "interruptions", "errors", "checks", "simulation", "weak_table", "forks", "clock", "filesystem", "format",
     "user_code", "cluster", "storage", "leased_task", "protocol", "views", "verbs", "upkeep", "doctor",
-    "administration", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups",
-    "functions", "then", "worker", "metrics", "webpages", "spark", "client", "compat",
+    "administration", "arguments", "fsck", "maintenance", "commit", "new_rows", "poll", "asyncpoll", "queue",
+    "several", "groups", "functions", "then", "worker", "metrics", "webpages", "spark", "client", "compat",
     "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""

@@ -46,6 +46,8 @@ def insert(queue: Queue) -> list[str]:
     second = queue.insert(Task(b"bytes", available_at=1.8e9))
     count: int = queue.insert_many(({"tile": n} for n in range(10)), batch_tasks=5, total=10, commit="seed")
     assert count in (0, 10)
+    changed: int = queue.insert_many([{"tile": 3, "zoom": 2}], new_by="tile")
+    assert changed in (0, 1)
     assert first.inserted
     commit: fsqueue.Commit = queue.commit("more")
     part: fsqueue.CommitPart = commit.stage(["a", "b"], strict=True)
