@@ -59,6 +59,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, ChangeReport, Movement, Result, State, Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
+from fsqueue.format.results import encode_result
 from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
@@ -642,9 +643,10 @@ class Queue(Maintenance):
         try:
             encoded: bytes | None = None
             if result is not None:
-                found, refused = results_of({task.id: result})
-                refuse(refused)
-                [encoded] = found.values()
+                try:
+                    encoded = encode_result(result)
+                except InvalidTask as error:
+                    refuse({task.id: str(error)})
             is_done = task.poll is not None and result is None and task.poll.complete(task)
             if not is_done and not fast_path.complete_in_hand(self.store, task, encoded):
                 transitions.complete(self.store, [task], transitions.result_of(task, encoded))

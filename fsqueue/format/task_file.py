@@ -244,9 +244,12 @@ def is_kept(task: dict[str, Any], payload_bytes_max: int | None) -> bool:
 
 def are_short(lines: list[bytes], payload_bytes_max: int | None) -> bool:
     """Return whether the lengths of lines alone tell that each payload in them is kept."""
-    if payload_bytes_max is None:
-        return True
-    return payload_bytes_max > 0 and max(map(len, lines), default=0) <= payload_bytes_max + 1 + AROUND
+    return payload_bytes_max is None or is_short(max(map(len, lines), default=0), payload_bytes_max)
+
+
+def is_short(length: int, payload_bytes_max: int | None) -> bool:
+    """Return whether the length of a line alone tells that its payload is kept."""
+    return payload_bytes_max is None or (payload_bytes_max > 0 and length <= payload_bytes_max + 1 + AROUND)
 
 
 def keep_lines(lines: list[bytes], payload_bytes_max: int | None) -> list[bytes]:

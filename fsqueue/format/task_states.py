@@ -27,12 +27,6 @@ _AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
 """The order of tasks as they were inserted. An entry of a tuple is found faster than one of a range."""
 
 
-def run_of(tasks: list[int]) -> slice | None:
-    """Return where tasks stand that follow each other in the order of their indices; None if these do not."""
-    begin, end = tasks[0], tasks[-1] + 1
-    return slice(begin, end) if end - begin == len(tasks) and tasks == list(range(begin, end)) else None
-
-
 class Lease:
     """The right to execute tasks of one batch. `tasks` are those it was given."""
 
@@ -269,13 +263,6 @@ class States:
         latest, state, holder = self.leases.get(lease), self.state, self.holder
         if latest is None:
             return []
-        size, run = len(tasks), run_of(tasks) if len(tasks) > 1 else None
-        if (
-            run is not None  # as in most cases
-            and holder[run].count(latest) == size
-            and state.count(LEASED, run.start, run.stop) == size
-        ):
-            return list(tasks)
         return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
 
     def lease_of(self, index: int) -> str | None:
@@ -766,13 +753,6 @@ class States:
         given = made.tasks
         state, since = self.state, self.since
         holder, version = self.holder, self.version
-        if len(tasks) > 1 and (run := run_of(tasks)) is not None:
-            begin, end = run.start, run.stop
-            if state.count(AVAILABLE, begin, end) == len(tasks) and max(since[run]) <= at:  # as in most cases
-                self._set_run(run, LEASED, until, offset)
-                holder[run] = [made] * len(tasks)
-                given += tasks
-                tasks = []
         for index in tasks:
             if state[index] == AVAILABLE:
                 if since[index] > at:
@@ -798,13 +778,10 @@ class States:
         """Complete tasks. The caller has checked that its lease holds them."""
         state, since, version = self.state, self.since, self.version
         done = len(tasks)
-        if done > 1 and (run := run_of(tasks)) is not None:
-            self._set_run(run, COMPLETED, at, offset)
-        else:
-            for index in tasks:
-                state[index] = COMPLETED
-                since[index] = at
-                version[index] = offset
+        for index in tasks:
+            state[index] = COMPLETED
+            since[index] = at
+            version[index] = offset
         if self.places:
             self._forget_places(tasks)
         self.remaining -= done
@@ -812,13 +789,6 @@ class States:
         self.touched.difference_update(tasks)
         if result is not None:
             self.results.update(dict.fromkeys(tasks, result))
-
-    def _set_run(self, run: slice, state: int, since: int, offset: int) -> None:
-        """Give tasks in a row the same state, time and version."""
-        size = run.stop - run.start
-        self.state[run] = bytes((state,)) * size
-        self.since[run] = [since] * size
-        self.version[run] = [offset] * size
 
     def reschedule(self, at: int, since: dict[int, int]) -> None:
         """Give open tasks new times at `at`: from when they are available, or until when they are leased.

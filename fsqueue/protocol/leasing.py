@@ -704,7 +704,7 @@ class Leaser:
         log.write()
         lines = log.lines
         if target is not None:
-            log.lines = None
+            log.let_go_of_lines()
             if "name" in record:
                 locked.rename_task_file(target)
         locked.unlock()
@@ -744,14 +744,14 @@ class Leaser:
         assert queue is not None  # a method of it called this
         state = locked.replay_state
         attempts, payloads, changed = state.attempts, state.payloads, state.changed
-        tasks: list[LeasedTask] = []
+        shallow, tasks = nesting.SHALLOW_BYTES, list[LeasedTask]()
         for index in given:
             try:
                 line = lines[index]
                 record = loads(line)
                 if "payload" not in record:
                     record = task_file.decode_task(line)
-                elif len(line) > nesting.SHALLOW_BYTES:
+                elif len(line) > shallow:
                     task_file.check_depth(line)
                 payload = record["payload"] if not payloads else payloads.get(index, record["payload"])
             except (ValueError, IndexError, TypeError):

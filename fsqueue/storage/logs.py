@@ -194,6 +194,7 @@ class Log:
         "layout",
         "lettered",
         "lines",
+        "longest",
         "met",
         "mutex",
         "name",
@@ -226,6 +227,8 @@ class Log:
         """Their length."""
         self.lines: TaskLines | None = None
         """The lines of the tasks, while they are needed."""
+        self.longest: int | None = None
+        """The length of the longest line of the task file, if this process has read them; see `let_go_of_lines`."""
         self.domain: str | None = None
         """Whose inserts the batch takes, as its task file says; None if it takes none, or that file was not read."""
         self.name: TaskFileName | None = None
@@ -362,6 +365,14 @@ class Log:
         if state.inserts is None:  # a checkpoint leaves out what the task file tells
             state.take_over_ranks(self.replay_state)
         self.replay_state, self.end = state, end
+
+    def let_go_of_lines(self) -> None:
+        """Forget the lines of the tasks, once all are leased. Whether the batch's payloads are kept depends on the
+        longest one: the end of the batch need not read the file again, which never changes.
+        """
+        if isinstance(self.lines, list):
+            self.longest = max(map(len, self.lines), default=0)
+        self.lines = None
 
     def next_offset(self) -> int:
         """Return the offset at which the next record will stand."""

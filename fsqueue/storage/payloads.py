@@ -65,7 +65,9 @@ def _keep(locked: LockedBatch, day: Day, payload_bytes_max: int | None) -> bytes
         return b""  # this process goes on with what another has begun
     if not stat.S_ISREG(found.st_mode) or name.inserted is not None:
         return b""
-    if found.st_size < WHOLE_BYTES or payload_bytes_max is not None:
+    longest = locked.log.longest
+    is_whole = found.st_size >= WHOLE_BYTES and longest is not None and task_file.is_short(longest, payload_bytes_max)
+    if not is_whole and (found.st_size < WHOLE_BYTES or payload_bytes_max is not None):
         read = locked.log.lines  # mostly this process has read them before, for the leases
         if not isinstance(read, list):
             try:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fsqueue.format import movements, task_states
+from fsqueue.format import movements
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from tests import record_lines
 from tests.levels import how_many
@@ -131,21 +130,6 @@ def test_all_at_once_is_as_one_after_the_other(data: bytes, more: st.DataObject)
     all_of_them.apply_all(enumerate(parsed), {})
     assert full_state(all_of_them) == full_state(one)
     assert (all_of_them.took, all_of_them.used, all_of_them.touched) == (one.took, one.used, one.touched)
-
-
-@given(logs(most=40))
-@settings(max_examples=how_many(60, 3000))
-def test_tasks_in_a_row_are_as_one_after_the_other(data: bytes) -> None:
-    """Tasks that follow each other are leased, looked at and completed in a few steps for all of them."""
-    at_once = folded(data)
-    with mock.patch.object(task_states, "run_of", return_value=None):
-        one_by_one = folded(data)
-    assert full_state(at_once) == full_state(one_by_one)
-    of_both = [
-        (each.touched, each.solo, [holder and (holder.id, holder.tasks, holder.is_alone) for holder in each.holder])
-        for each in (at_once, one_by_one)
-    ]
-    assert of_both[0] == of_both[1]
 
 
 def lines_of(data: bytes) -> list[bytes]:

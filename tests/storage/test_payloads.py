@@ -14,7 +14,8 @@ from fsqueue import Queue, administration
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol.finishing import LINGER_MS
-from fsqueue.storage import history, payloads
+from fsqueue.storage import history, payloads, published
+from fsqueue.storage.store import Store
 from tests.concurrency.trapped import trapped
 from tests.support import (
     Crash,
@@ -81,6 +82,25 @@ def test_a_finished_batch_has_its_payloads(queue_factory: QueueFactory, form: st
     assert [path.name[14:] for path in kept(queue)] == ([str(name)[14:]] if form == "moved" else [])
     assert leftovers(queue) == []
     assert list(queue.fsck()) == []
+
+
+def test_a_task_file_is_read_once_if_the_process_that_ends_it_has_leased_from_it(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether all of it is kept depends on its longest line alone, which that process knows."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = queue_factory(shards=1, keep_payloads=1000)
+    queue.insert_many(PAYLOADS, batch_tasks=5)
+    reads: list[str] = []
+    content_of = published.content_of
+
+    def counting(store: Store, path: str) -> bytes:
+        reads.append(path)
+        return content_of(store, path)
+
+    monkeypatch.setattr(published, "content_of", counting)
+    complete_all(queue)
+    assert len(reads) == len(kept(queue)) == 1
 
 
 def test_each_half_of_a_batch_at_work_is_shown(queue_factory: QueueFactory, form: str) -> None:
