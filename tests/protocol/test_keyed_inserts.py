@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import glob
 import logging
@@ -16,7 +15,17 @@ from unittest import mock
 import orjson
 import pytest
 
-from fsqueue import FsqueueError, InvalidArgument, InvalidTask, LockTimeout, Queue, StorageFull, Task, TaskTooLarge
+from fsqueue import (
+    FsqueueError,
+    InvalidArgument,
+    InvalidTask,
+    LockTimeout,
+    Queue,
+    StorageFull,
+    Task,
+    TaskRef,
+    TaskTooLarge,
+)
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
 from fsqueue.protocol import insertion, single_inserts
@@ -575,7 +584,7 @@ def test_a_look_for_a_task_reads_what_is_new_in_the_log(queue_factory: QueueFact
     assert isinstance(fs, Counted)
     other = queue if is_own else Queue(path)
     refs = [other.insert("x" * 100, key=f"{number}") for number in range(300)]
-    assert queue.insert("y", key="0") == dataclasses.replace(refs[0], inserted=False)
+    assert queue.insert("y", key="0") == TaskRef(refs[0].id, inserted=False)
     fs.read_bytes = 0
     for number, ref in enumerate(refs):
         assert queue.insert("y", key=f"{number}").id == ref.id
