@@ -11,6 +11,7 @@ import click
 import orjson
 
 from fsqueue import QueueNotFound, TaskInfo
+from fsqueue.format.task_file import payload_fields
 from fsqueue.format.wording import counted
 from fsqueue.worker import Away, placeholders
 
@@ -28,8 +29,11 @@ TASKS = 10
 class DryRun:
     """Shows the command of each of the first tasks, or what `call` is called with."""
 
-    def __init__(self, command: list[str], call: str | None, gives_stdin: bool, as_json: bool) -> None:
-        self._command, self._call, self._as_json = command, call, as_json
+    def __init__(
+        self, command: list[str], call: str | None, gives_stdin: bool, as_json: bool, tasks_each: int | None = None
+    ) -> None:
+        """`tasks_each`: how many tasks a command gets at most on standard input; None: one."""
+        self._command, self._call, self._as_json, self._tasks_each = command, call, as_json, tasks_each
         self._has_stdin = bool(command) and (gives_stdin or not placeholders.hand_over(command))
         self._unfit = 0
 
@@ -42,7 +46,11 @@ class DryRun:
         most, shown = TASKS if tasks_max is None else tasks_max, 0
         for one in away:
             complain(f"{one.path} {one.why}{'' if one.is_upstream else ': its tasks are not shown'}")
-        for path, task in islice(_waiting(sources, most), most):
+        waiting_tasks = islice(_waiting(sources, most), most)
+        while self._tasks_each is not None and (together := list(islice(waiting_tasks, self._tasks_each))):
+            shown += len(together)
+            self._show_together(together)
+        for path, task in waiting_tasks:
             shown += 1
             try:
                 self._show(path, task)
@@ -74,6 +82,22 @@ class DryRun:
             say(f"{shlex.join(argv)} <<<{shlex.quote(_text(payload))}")
         else:
             say(shlex.join(argv))
+
+    def _show_together(self, tasks: Sequence[tuple[str, TaskInfo]]) -> None:
+        """Show a command that gets several tasks, with the lines that it gets. A token is known once a task is leased.
+
+        A task that was attempted before is shown among the others here.
+        """
+        argv = [word.decode(errors="backslashreplace") for word in placeholders.fill(self._command, None, "")]
+        lines = [
+            {"id": task.id, "attempt": task.attempt + 1, "queue": path, **payload_fields(task.payload)}
+            for path, task in tasks
+        ]
+        if self._as_json:
+            print_json({"command": argv, "tasks": lines})
+        else:
+            for text in (f"{shlex.join(argv)} <<'END'", *(orjson.dumps(line).decode() for line in lines), "END"):
+                say(text)
 
 
 def _waiting(sources: Sequence[Source], most: int) -> Iterator[tuple[str, TaskInfo]]:

@@ -20,6 +20,7 @@ from fsqueue.errors import said
 from fsqueue.format import wording
 from fsqueue.views.rates import total
 from fsqueue.worker import OUTPUTS, SILENT_S, Away, Event, Output, check_command, check_program, supervision
+from fsqueue.worker.limits import TASKS_PER_COMMAND_MAX
 
 from . import process
 from .common import (
@@ -103,6 +104,7 @@ fsqueue run Q -- ./render --tile {tile} --out {tile:04d}.png
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # no placeholder: the payload on standard input
 fsqueue run Q --stdin -- ./process --out {tile}.png        # the payload there although there is a placeholder
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
+fsqueue run Q --tasks-per-command 100 -- ./process-many    # 100 tasks on standard input, each a line of JSON
 fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m
@@ -130,6 +132,8 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 @click.option(
     "--prefetch", type=number, help="Tasks to lease at a time for each process [as many as are quickly done]."
 )
+@click.option("--tasks-per-command", type=click.IntRange(min=1, max=TASKS_PER_COMMAND_MAX), metavar="N",
+              help="Give COMMAND up to N tasks, each a line of JSON on standard input.")  # fmt: skip
 @click.option("--recycle-after", type=number, metavar="N",
               help="Replace each process of a function after N tasks.")  # fmt: skip
 @click.option("--recycle-rss", "recycle_rss_bytes", type=SIZE,
@@ -288,6 +292,13 @@ def run(
     FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the file that FSQUEUE_RESULT names, which
     does not exist before; the history keeps it. It inherits standard output and standard error, and no other open file.
 
+    With --tasks-per-command N, one command gets up to N tasks on standard input. Each is a line of JSON with 'id',
+    'payload' (of bytes: 'b64'), 'attempt', 'queue' and 'token'. Exit status 0 completes all of them, any other fails
+    them. With --result-stdout, the command answers for each task by a line: {"id": "...", "result": 5}, or
+    {"id": "...", "error": "why"}. Each answer counts when it comes, the last one when the command ends. A task without
+    an answer fails. When it is tried again, it gets a command of its own. Only there do exit status 65 (--sysexits) and
+    --on hold. --task-timeout is multiplied by the number of tasks.
+
     With --then, each line that the command prints to standard output must be JSON: a payload. When the command exits
     with 0, all of them are inserted into that queue, in one step with the completion of its task; otherwise none is.
     A line that is no JSON fails the attempt. The task becomes a dead letter if a line takes more than 64 KiB, or if
@@ -399,7 +410,9 @@ def run(
         from .dry_run import DryRun
 
         waiting = sum(_status_of(source).waiting for source in opened)
-        DryRun(command, call, options["stdin"], as_json).show(opened, waiting, options["max_tasks"], away)
+        DryRun(command, call, options["stdin"], as_json, options["tasks_per_command"]).show(
+            opened, waiting, options["max_tasks"], away
+        )
         return
     if stoppable:
         _end_when_stopped(made, path_of(opened[0]), stops_before)

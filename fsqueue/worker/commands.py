@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import signal
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -20,22 +19,24 @@ import orjson
 
 from fsqueue import errors
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
-from fsqueue.filesystem import idle_files, program_fault
-from fsqueue.filesystem.outputs import open_nothing, write_all
+from fsqueue.filesystem import program_fault
 from fsqueue.filesystem.result_paths import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result, is_kept_exactly
-from fsqueue.groups.queue import GroupQueue
-from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.worker import inserts, output, placeholders, scripts, shortages
+from fsqueue.leased_task import LeasedTask
+from fsqueue.worker import inserts, output, placeholders, shortages
 from fsqueue.worker.background import BackgroundThread, Died
-from fsqueue.worker.causes import UNKNOWN, Cause, Memory
+from fsqueue.worker.causes import UNKNOWN, Cause
+from fsqueue.worker.command_processes import (
+    EX_DATAERR,
+    EX_TEMPFAIL,
+    NO_COMMAND,
+    CommandAtWork,
+    CommandExecutor,
+    path_for_commands,
+)
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import How, Job, not_kept
-from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.loop import Loop
-from fsqueue.worker.output import Leftovers, Stream
-from fsqueue.worker.sources import is_remote
-from fsqueue.worker.spawning import NOT_EXECUTABLE, NOT_FOUND, Process, ProcessExecutor, describe, not_executed
 from fsqueue.worker.supervision import NoForkServer
 
 T = TypeVar("T")
@@ -43,20 +44,14 @@ T = TypeVar("T")
 
 ENVIRONMENT_BYTES_MAX = 100_000
 """A larger payload stays out of the environment: Linux takes 128 KiB a variable."""
-EX_DATAERR, EX_TEMPFAIL = 65, 75
-"""The exit codes of sysexits.h that mean something on request."""
-
 FRESH_S = 1.0
 """A path that has lain ready for longer goes through the thread again: a cleaner may have removed its directory."""
-FAULTS_MAX = 100
-"""Maximum number of diagnoses of commands that did not find a program: each reads files in the loop."""
 UNREAD_S = 0.5
 """When the grace is over: how long the results of commands that have ended are still waited for."""
-_NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
 
 
-class _Running:
-    """A command at work."""
+class _Running(CommandAtWork):
+    """A command at work on one task."""
 
     def __init__(self, commands: Commands, job: Job, result: ResultFile) -> None:
         self.job, self.result = job, result
@@ -66,51 +61,26 @@ class _Running:
         """The beginning of what it has printed, as far as that is data. Set when it has exited."""
         argv, environment, stdin = commands.invocation(job.task)
         environment[b"FSQUEUE_RESULT"] = os.fsencode(result.path)
-        self.slot, how = commands.free[-1], commands.how
-        environment.update((key.encode(), value.encode()) for key, value in how.of_slots[self.slot].items())
-        self.streams: list[Stream] = []
-        source = commands.nothing() if stdin is None else _file_of(stdin)
-        try:
-            for ours in (1, 2):
-                self.streams.append(Stream(commands.mailbox, commands.output_writer, ours, how.output, how.has_tags))
-            ends = [stream.write_end for stream in self.streams]
-            self.process = Process(
-                commands.supervisors, argv, environment, [source, *ends], lambda: commands.ended(self)
-            )
-        except BaseException:
-            for stream in self.streams:
-                stream.close()
-            raise
-        finally:
-            if stdin is not None:
-                os.close(source)
-        for stream in self.streams:
-            stream.started()
-        commands.begin_attempt(self.streams, job.task)
+        super().__init__(commands, argv, environment, stdin, job.task, lambda: commands.ended(self))
 
 
-class Commands(ProcessExecutor):
+class Commands(CommandExecutor):
     """Runs a command once for each task, as many at a time as there are slots.
 
-    A slot is free again when its command has exited. A thread makes the paths of results, and reads results
-    (`ResultKeeper`). There is one path for each slot at most: that bounds how much may lie before the thread.
+    A thread makes the paths of results, and reads results (`ResultKeeper`). There is one path for each slot at most:
+    that bounds how much may lie before the thread.
     """
 
     def __init__(self, how: How, loop: Loop, results: ResultFiles) -> None:
         super().__init__(how, loop)
-        self.free = list(reversed(range(how.slots)))
-        """The slots in which no command is at work; the last is taken next."""
-        self._argv, self._results = how.command, results
-        self._is_fixed = not any(placeholders.in_argument(how.command[0]))  # else each payload names its own program
+        self._results = results
         self._has_stdin = how.stdin or not placeholders.hand_over(how.command)
-        self._faults_told = 0
         self._has_told_bytes = False
         self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
         self._awaited: dict[Job, _Running] = {}
         """The commands that have succeeded, and whose results the thread has not read."""
         self._keeper = ResultKeeper(results, self.mailbox, loop.thread_died)
-        self._nothing = -1
         self._is_open = self._is_hurried = False
         self._paths: deque[tuple[ResultFile, float]] = deque()
         """The paths that are ready, and when they came: no command has been told of any of them."""
@@ -118,30 +88,22 @@ class Commands(ProcessExecutor):
         """Number of paths that are there, or were asked for."""
         self._give_up_at = math.inf
         """When results are waited for no longer."""
-        self._left = Leftovers(self.output_writer)
 
     def start(self) -> None:
-        """Do what any executor by processes does. InvalidArgument if the command line was quoted as a whole.
+        """Do what any executor of commands does.
 
         A thread makes the directory of results; the loop is told if it cannot. Until it is there no task is leased.
         """
-        scripts.check_program(self._argv)
         super().start()
         self._keeper.start()
         self._keeper.open(self._opened)
-
-    def nothing(self) -> int:
-        """Return a descriptor of `/dev/null`, the standard input of commands. OSError."""
-        if self._nothing < 0:
-            self._nothing = open_nothing()
-        return self._nothing
 
     def _opened(self, error: OSError | None) -> None:
         if error is None:
             self._is_open = True
             self._ask_for_paths(1)
         elif shortages.is_short(error):
-            self._fall_short(error)
+            self.fall_short(error)
         else:
             self.loop.refused(no_results(self._results, error))
 
@@ -162,7 +124,7 @@ class Commands(ProcessExecutor):
         result, came_at = self._paths.popleft()
         job.began = self.now()
         try:
-            running = self._having_descriptors(lambda: _Running(self, job, result))
+            running = self.having_descriptors(lambda: _Running(self, job, result))
         except NoForkServer as error:
             self._paths.appendleft((result, came_at))
             self._cannot(job, error)
@@ -171,7 +133,7 @@ class Commands(ProcessExecutor):
             self._paths.appendleft((result, came_at))  # no command was told of it
             if isinstance(error, OSError) and shortages.is_short(error):
                 job.began = math.inf
-                self._fall_short(error)
+                self.fall_short(error)
                 return False
             self._refuse(job, error)
             return True
@@ -184,24 +146,6 @@ class Commands(ProcessExecutor):
         elif self.how.result_from_stdout:
             out.head_bytes_max = RESULT_BYTES_MAX + 1
         return True
-
-    def _having_descriptors(self, action: Callable[[], T]) -> T:
-        """Call `action`. As long as it fails for want of descriptors, close what ended commands have left open."""
-        while True:
-            try:
-                return action()
-            except OSError as error:
-                if error.errno not in errors.NO_DESCRIPTORS or not self._left.give_up():
-                    raise
-
-    def _fall_short(self, error: OSError) -> None:
-        """Wait after a call that the system has refused for want of something; end if nothing will give it back."""
-        what = f"The command {self._argv[0]!r} could not be begun"
-        idle_files.make_room(error)  # for the next try
-        if self.shortage.met():
-            self.output_writer.say(shortages.words(error, what, "Its task waits, or is put back. Trying again."))
-        elif not self._running and self.shortage.is_hopeless(error):
-            self.loop.refused(shortages.explain(error, what, "beginning a command"))
 
     def prepare(self, waiting: int) -> None:
         if not self.shortage.is_on:
@@ -220,7 +164,7 @@ class Commands(ProcessExecutor):
         if result.errno in errors.NO_DESCRIPTORS and self._left.give_up():
             self._ask_for_paths(1)
         elif shortages.is_short(result):
-            self._fall_short(result)
+            self.fall_short(result)
         else:
             self.loop.refused(no_results(self._results, result))
 
@@ -263,17 +207,9 @@ class Commands(ProcessExecutor):
             running.process.kill(number)
 
     def close(self) -> None:
-        for running in self._running.values():
-            running.process.kill(signal.SIGKILL)
-        deadline = self.now() + KILLED_S
-        for running in list(self._running.values()):
-            running.process.reap(deadline)
-            self._finish(running)
-        self.supervisors.close()
-        self._left.close()
+        self.end_all(list(self._running.values()))
+        self._running.clear()
         # A thread that has not answered for a while does not at the end, either.
-        if self._nothing >= 0:
-            os.close(self._nothing)
         self._keeper.close(CLOSE_S if self._give_up_at == math.inf and not self._awaited else UNREAD_S)
         super().close()
 
@@ -336,10 +272,7 @@ class Commands(ProcessExecutor):
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
-        self.free.append(running.slot)
-        for stream in running.streams:
-            stream.ended()
-        self._left.add(running.streams)
+        self.let_go(running)
 
     def _judge(self, running: _Running) -> tuple[str, Any, Cause]:
         """Judge a command whose result file does not count."""
@@ -352,19 +285,9 @@ class Commands(ProcessExecutor):
         verb = "bury" if has_own_meaning and status == EX_DATAERR else "fail"
         why, cause = running.job.why, UNKNOWN
         if not why:
-            why, memory = self._described(running.process, err.tail, out.tail)
+            why, memory = self.how_it_ended(running.process, err.tail, out.tail)
             cause = Cause(memory, status)
         return verb, output.reason(why, err.tail, out.tail), cause
-
-    def _described(self, process: Process, *tails: bytes) -> tuple[str, Memory]:
-        """Return how a command has ended, with what else is to blame, and whether for want of memory."""
-        status = process.status
-        said = b"\n".join(tails).decode(errors="replace")
-        fault = ""
-        if self._is_fixed and self._faults_told < FAULTS_MAX and status in (NOT_FOUND, NOT_EXECUTABLE):
-            self._faults_told += 1
-            fault = not_executed(self._argv[0], said)
-        return (f"{describe(process)}{fault}", Memory.ENOUGH) if fault else self.described(process, said)
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self.how.result_from_stdout:
@@ -421,13 +344,13 @@ class Commands(ProcessExecutor):
             why = placeholders.no_argument(str(error))
         elif error.errno == errno.E2BIG:
             why = placeholders.TOO_LARGE
-        elif not self._is_fixed and error.errno in _NO_COMMAND:
+        elif not self._is_fixed and error.errno in NO_COMMAND:
             # Named as the user typed it: the program's own name is of the payload, which may not be kept.
             name, typed = os.fsdecode(error.filename or b""), self._argv[0]
             fault = program_fault(name).replace(name or typed, typed)
             why = f"the command cannot be executed: {error.strerror}: {typed}{fault and f' ({fault})'}"
         else:
-            fault = program_fault(self._argv[0]) if error.errno in _NO_COMMAND else ""
+            fault = program_fault(self._argv[0]) if error.errno in NO_COMMAND else ""
             what = f"The command {self._argv[0]!r} could not be executed: {fault or error.strerror or error}."
             self._cannot(job, InvalidArgument(f"{what} Its task was put back."))
             return
@@ -449,7 +372,7 @@ class Commands(ProcessExecutor):
         environment = self._environment | {
             b"FSQUEUE_TASK_ID": task.id.encode(),
             b"FSQUEUE_ATTEMPT": b"%d" % task.attempt,
-            b"FSQUEUE_QUEUE": os.fsencode(_path_for_commands(task.queue)),
+            b"FSQUEUE_QUEUE": os.fsencode(path_for_commands(task.queue)),
             b"FSQUEUE_TOKEN": placeholders.system_bytes(task.token),
         }
         if len(data) <= ENVIRONMENT_BYTES_MAX and b"\0" not in data:
@@ -458,25 +381,6 @@ class Commands(ProcessExecutor):
         if self._has_stdin:
             stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
         return placeholders.fill(self._argv, payload, task.id), environment, stdin
-
-
-def _file_of(data: bytes) -> int:
-    """Return a descriptor of a file in memory, at its beginning: unlike a pipe it is never full and never breaks."""
-    fd = os.memfd_create("payload")
-    try:
-        write_all(fd, data)
-        os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _path_for_commands(queue: Verbs) -> str:
-    """Return a queue's path as commands of fsqueue take it: of a queue of a group, with the name as it is."""
-    if isinstance(queue, GroupQueue):
-        return queue.typed_path
-    return queue.url if is_remote(queue) else os.path.abspath(queue.path)
 
 
 SWEEP_NAMES = 1_000

@@ -15,10 +15,25 @@ from fsqueue.worker.limits import STALL_S
 from fsqueue.worker.passing import Output
 
 
+class Batch:
+    """What the tasks of one command have in common."""
+
+    __slots__ = ("left", "since", "size")
+
+    def __init__(self, size: int, since: float) -> None:
+        self.size = self.left = size
+        """Number of tasks that the command was given; of those, the number that are at work."""
+        self.since = since
+        """When it began, or gave its last answer."""
+
+
 class Job:
     """A task that this worker holds. Times are of the monotonic clock."""
 
-    __slots__ = ("began", "begun_under", "doomed", "kill_at", "killed", "number", "settled", "task", "used", "why")
+    __slots__ = (
+        "batch", "began", "begun_under", "doomed", "kill_at", "killed", "leads", "number", "settled", "task", "used",
+        "why",
+    )  # fmt: skip
 
     def __init__(self, task: LeasedTask) -> None:
         self.task = task
@@ -41,6 +56,10 @@ class Job:
         """Whether a signal ended its process, whatever sent it."""
         self.used: Used | None = None
         """What the work used, once it has ended and if that was measured."""
+        self.batch: Batch | None = None
+        """What it has in common with the other tasks of its command; None if a command has no other."""
+        self.leads = True
+        """Whether its failure counts among those in a row: of tasks that failed with one command, one."""
 
     @property
     def gone(self) -> str:
@@ -76,6 +95,8 @@ class How:
     """Exit statuses of commands whose tasks go to another queue."""
     output: Output
     has_tags: bool
+    tasks_per_command: int | None
+    """Maximum number of tasks that a command gets on standard input; None: one, in its arguments or there."""
     recycle_after: int | None
     """Number of tasks after which a child process is replaced."""
     recycle_rss_bytes: int | None

@@ -30,7 +30,8 @@ UNTOLD_MAX = 256
 """Maximum number of outcomes that the queues have not been told. Beyond it, a worker takes nothing more."""
 UNTOLD_BYTES_MAX = 64 << 20
 """Maximum number of bytes of tasks to insert with such outcomes. Beyond it, a worker takes nothing more."""
-
+TASKS_PER_COMMAND_MAX = 1_000
+"""Maximum number of tasks that one command gets."""
 
 _STATUS = re.compile(r"[0-9]{1,3}")
 
@@ -93,6 +94,8 @@ class Limits:
     max_attempts: float
     """A task whose attempt fails here is given up after `max_attempts` attempts."""
     moves: Moves | None = None
+    tasks_per_command: int = 1
+    """Maximum number of tasks that a command gets: each adds to its time."""
 
 
 def stop_time(limits: Limits, began: float) -> tuple[float, str]:

@@ -301,7 +301,16 @@ class Loop:
         now = self._now()
         left_s = self._stop_at + self._limits.grace_s - now
         likely_s = self._pace.likely_s(left_s, lambda: [now - job.began for job in self._executor.at_work()])
-        return left_s, min(likely_s, self._limits.task_timeout_s)
+        return left_s, min(likely_s, self._limits.task_timeout_s * self._limits.tasks_per_command)
+
+    def _times_out_at(self, job: Job) -> float:
+        """Return when a task at work has used up its time, on the monotonic clock.
+
+        A command has the time of each of its tasks. Once it has answered for some, it has the time of those that are
+        left, from its last answer on.
+        """
+        limit_s = self._limits.task_timeout_s
+        return job.began + limit_s if job.batch is None else job.batch.since + limit_s * job.batch.left
 
     def _hand_out(self) -> None:
         if not self._ahead:
@@ -368,7 +377,7 @@ class Loop:
         if self._feeder.is_busy and self._queues.has_several_roots:
             due = min(due, self._now() + LATE_S)
         for job in self._executor.at_work():
-            due = min(due, job.kill_at if job.doomed else job.began + self._limits.task_timeout_s)
+            due = min(due, job.kill_at if job.doomed else self._times_out_at(job))
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:
@@ -389,8 +398,9 @@ class Loop:
             if now >= job.kill_at:
                 job.kill_at = math.inf
                 self._executor.end(job, signal.SIGKILL)
-            elif not job.doomed and now >= job.began + self._limits.task_timeout_s:
-                job.why = f"timed out after {self._limits.task_timeout_s:g} s"
+            elif not job.doomed and now >= self._times_out_at(job):
+                tasks = 1 if job.batch is None else job.batch.left
+                job.why = f"timed out after {self._limits.task_timeout_s * tasks:g} s"
                 self._doom(job, "timeout")
         if now >= self._look_at:
             self._look_for_stuck(now)
@@ -552,12 +562,16 @@ class Loop:
 
     # -- tasks end
 
+    def took(self, seconds: float) -> None:
+        """Take in how long a command took that had several tasks."""
+        self._pace.took(seconds)
+
     def done(self, job: Job, verb: str, value: Any, seconds: float, cause: Cause = UNKNOWN) -> None:
         """Decide what the queue is told of a task that the executor is done with. `cause`: of a failure."""
         task = job.task
         task.took_s = job.begun_under.took_s = seconds
         task.used = job.begun_under.used = job.used
-        if job.doomed in ("", "timeout") and verb in ("complete", "then", "fail", "bury"):
+        if job.batch is None and job.doomed in ("", "timeout") and verb in ("complete", "then", "fail", "bury"):
             self._pace.took(seconds)
         if job.gone:
             self._report.count(job.gone)
@@ -577,7 +591,7 @@ class Loop:
             self._outbox.append(Outcome(task, "complete", result=result, inserts=following))
             self._note("completed", task, seconds)
         elif verb == "release":
-            self._pauses += value is None
+            self._pauses += value is None and job.leads
             self._outbox.append(
                 Outcome(task, "release", delay_s=pause_s(self._pauses, self._random()) if value is None else value)
             )
@@ -601,9 +615,10 @@ class Loop:
         if job.begun_under.attempt >= self._limits.max_attempts:
             verb = "bury"
         outcome, others = failure(job, verb, reason)
+        outcome.leads = job.leads
         self._outbox += others
         self._pending.add(outcome, self._now())
-        self._failures += 1
+        self._failures += job.leads
         self._failed_since = job.began if self._failures == 1 else min(self._failed_since, job.began)
         self._note("failed", outcome.task, seconds, reason=outcome.reason)
         if self._failures >= self._failures_noted:  # the node may be excluded: nothing more before that is known
@@ -700,6 +715,8 @@ class Loop:
     def _lost(self, job: Job, error: FsqueueError) -> None:
         kills = self._limits.kills_lost
         what = "its work is stopped" if kills else "its work goes on"
+        if kills and job.batch is not None and job.batch.left > 1:
+            what = "what its command answers for it does not count"
         self._say("lost", f"task {job.task.id} was lost, {what}: {error}", task=job.task.id)
         if kills:
             self._doom(job, "lost")

@@ -195,6 +195,8 @@ class Stream:
         self.head_bytes_max = 0
         self.is_shown = True
         """Whether what is printed is passed on."""
+        self.heard: Callable[[bytes], object] | None = None
+        """Called in the loop with each piece that was read."""
         self.kept: KeptFile | None = None
         """The file that everything is appended to, too. Set by `keep_in`."""
         self._fd, self.write_end = os.pipe()
@@ -243,6 +245,8 @@ class Stream:
         """Show and keep what was printed."""
         if len(self.head) < self.head_bytes_max:
             self.head += chunk[: self.head_bytes_max - len(self.head)]
+        if self.heard is not None:
+            self.heard(chunk)
         if self.kept is not None:
             self._output_writer.keep(self.kept, chunk)
         is_open = (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None  # None: closed when this process began

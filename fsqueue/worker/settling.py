@@ -97,6 +97,8 @@ class Outcome:
     delay_s: float | None = None
     begun: bool = True
     """Whether the task was at work; else it is put back untouched, and counts nowhere."""
+    leads: bool = True
+    """Whether a failure counts among those of its node in a row."""
 
 
 @dataclass(slots=True)
@@ -210,7 +212,7 @@ class OutcomeReporter(BackgroundThread):
                 elif counted == "failed" and _is_last(outcome.task):
                     counted = "buried"
                 settled.counted.append((outcome, counted, said))
-                if self._exclude_after is not None and outcome.begun:
+                if self._exclude_after is not None and outcome.begun and outcome.leads:
                     self._count_in_a_row(outcome, counted, self._exclude_after)
         return settled, again
 

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +21,13 @@ from fsqueue.format import names
 from fsqueue.groups.queue_selection import Selected
 from fsqueue.queue import Queue
 from fsqueue.worker import completion_updates, devices, handlers, placeholders, reclaiming, scripts, shortages
+from fsqueue.worker.batches import Batches
 from fsqueue.worker.child_processes import Children
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.handler_threads import WARNING, Threads
 from fsqueue.worker.jobs import Executor, How
-from fsqueue.worker.limits import FAILURES_FIRST, Limits, Moves
+from fsqueue.worker.limits import FAILURES_FIRST, TASKS_PER_COMMAND_MAX, Limits, Moves
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.report import Event, Tell, WorkerReport, nobody
@@ -63,6 +64,9 @@ class Worker:
     upstream: the queues of earlier stages. With "drained", the worker ends when at one instant nothing is waiting,
         delayed or leased in its own queues nor in these. It takes no tasks from them. They may be queues of a group
         that have not come into being; then make sure that something is inserted before the worker starts.
+    tasks_per_command: start a command for up to this number of tasks (1,000 at most), which it gets as JSON Lines on
+        standard input. Exit status 0 completes all of them. With `result_from_stdout` it answers for each task by a
+        line of JSON with its `id`, and `result` or `error`. docs/commands.md has the rules.
     recycle_after: replace each process of a function after this number of tasks: against what a library leaks.
     recycle_rss_bytes: replace a process once a task has ended, if it has more physical memory than this by then.
     prefetch: how many tasks are leased at a time for each process. If None, that depends on how long tasks take.
@@ -116,6 +120,7 @@ class Worker:
         grace_s: float = 10.0,
         until: Literal["drained", "forever"] = "drained",
         upstream: Queue | Selected | RemoteSource | Sequence[Queue | Selected | RemoteSource] = (),
+        tasks_per_command: int | None = None,
         recycle_after: int | None = None,
         recycle_rss_bytes: int | None = None,
         prefetch: int | None = None,
@@ -177,6 +182,7 @@ class Worker:
             "prefetch": prefetch, "max_tasks": max_tasks, "max_attempts": max_attempts, "threads": threads,
             "stop_after_failures": stop_after_failures, "exclude_after": exclude_after, "gpus_per_task": gpus_per_task,
             "recycle_after": recycle_after, "recycle_rss_bytes": recycle_rss_bytes,
+            "tasks_per_command": tasks_per_command,
         }.items():  # fmt: skip
             if value is not None:
                 whole(name, value)
@@ -198,6 +204,9 @@ class Worker:
                 f"functions. {'Each command has a process of its own' if command else 'Threads share one process'}: "
                 "leave them out."
             )
+        if tasks_per_command is not None:
+            _check_batches(command, tasks_per_command, {"then (--then)": then, "prefetch (--prefetch)": prefetch,
+                                                        "stdin (--stdin)": stdin or None})  # fmt: skip
         if threads is not None and gpus_per_task is not None:
             raise InvalidArgument("Threads share what their process sees: GPUs for each task need processes.")
         function = None
@@ -223,6 +232,7 @@ class Worker:
             moved_exits=frozenset() if moves is None else moves.on_exits,
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
+            tasks_per_command=tasks_per_command,
             recycle_after=recycle_after,
             recycle_rss_bytes=recycle_rss_bytes,
         )
@@ -243,6 +253,7 @@ class Worker:
             patience_s=duration_ms(patience_s, "patience_s") / 1000,
             max_attempts=math.inf if max_attempts is None else max_attempts,
             moves=moves,
+            tasks_per_command=tasks_per_command or 1,
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False
@@ -276,7 +287,8 @@ class Worker:
                 "if __name__ == '__main__':"
             )
         given: Iterable[Any] = self._queues if self._queues.remote is None else [self._queues.remote]
-        check_fields(self._how.command, [one for one in given if hasattr(one, "peek")])  # not of a gateway's group
+        one_each = self._how.command if self._how.tasks_per_command is None else []
+        check_fields(one_each, [one for one in given if hasattr(one, "peek")])  # not of a gateway's group
         if self._how.function is not None:
             process = forks.depth
             self._tell(Event("warning", WARNING, {}))
@@ -340,7 +352,10 @@ class Worker:
         if how.function is not None:
             return Threads(how.function, how.slots, loop)
         executor: ProcessExecutor
-        executor = Commands(how, loop, self._results()) if how.command else Children(how, loop)
+        if how.tasks_per_command is not None:
+            executor = Batches(how, loop)
+        else:
+            executor = Commands(how, loop, self._results()) if how.command else Children(how, loop)
         if not scripts.may_outlive_worker(how.command):
             executor.supervisors.on_death = lambda: reclaiming.command(self._queues.paths(), loop.run_id)
         return executor
@@ -356,6 +371,23 @@ class Worker:
             store = self._queues[0].store
             return ResultFiles(store.layout.results, store.fs)
         return ResultFiles(self._how.result_dir)
+
+
+def _check_batches(command: Sequence[str], tasks: int, others: Mapping[str, object]) -> None:
+    """Refuse what makes no sense for a command that gets several tasks. InvalidArgument."""
+    name = "tasks_per_command (--tasks-per-command)"
+    if not command:
+        raise InvalidArgument(f"{name} is for commands. A process calls a function for many tasks anyway.")
+    if tasks > TASKS_PER_COMMAND_MAX:
+        raise InvalidArgument(f"{name} may be {TASKS_PER_COMMAND_MAX:,} at most, not {tasks:,}.")
+    for other, value in others.items():
+        if value is not None:
+            raise InvalidArgument(f"{other} is for a command that gets one task. With {name}, leave it out.")
+    if found := [one.text for argument in command for one in placeholders.in_argument(argument)]:
+        raise InvalidArgument(
+            f"{found[0]} stands for one task, and with {name} a command gets several, on standard input. Leave it out, "
+            f"and read a task from each line; for the text {found[0]} write {placeholders.escaped(found[0])}."
+        )
 
 
 def check_fields(command: Sequence[str], queues: Iterable[Any]) -> None:

@@ -53,6 +53,8 @@ def time_out(worker: Worker, which: Callable[[Job], bool] = lambda job: True) ->
     def age() -> None:
         for job in filter(which, worker._loop._executor.at_work()):
             job.began -= 2000
+            if job.batch is not None:
+                job.batch.since -= 2000
 
     worker._loop.mailbox.post(age)
 

@@ -137,7 +137,9 @@ DUE: dict[str, Callable[[Deciding, float], object]] = {
     "executor": lambda it, at: setattr(it.executor, "due_at", at),
     "failure": lambda it, at: setattr(it.loop._pending, "_waiting", deque([(at, None)])),
     "SIGKILL": lambda it, at: it.executor.jobs.append(SimpleNamespace(doomed="stop", kill_at=at, began=0.0)),
-    "timeout": lambda it, at: it.executor.jobs.append(SimpleNamespace(doomed="", kill_at=0.0, began=at - 1000)),
+    "timeout": lambda it, at: it.executor.jobs.append(
+        SimpleNamespace(doomed="", kill_at=0.0, began=at - 1000, batch=None)
+    ),
     "idle": lambda it, at: (setattr(it.loop._feeder, "is_busy", True), setattr(it.loop, "_idle_since", at - 5000)),
 }
 
