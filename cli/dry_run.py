@@ -11,7 +11,6 @@ import click
 import orjson
 
 from fsqueue import QueueNotFound, TaskInfo
-from fsqueue.format.task_file import payload_fields
 from fsqueue.format.wording import counted
 from fsqueue.worker import Away, placeholders
 
@@ -71,8 +70,7 @@ class DryRun:
         words = placeholders.fill(self._command, task.payload, task.id)
         placeholders.check_filled(words)
         argv = [word.decode(errors="backslashreplace") for word in words]
-        info = task.as_dict()
-        payload: dict[str, Any] = {name: info[name] for name in ("payload", "b64") if name in info}
+        payload = _payload_of(task)
         if self._as_json:
             print_json({"queue": path, "id": task.id, "command": argv or None, "call": self._call,
                         "stdin": self._has_stdin, **payload})  # fmt: skip
@@ -90,8 +88,7 @@ class DryRun:
         """
         argv = [word.decode(errors="backslashreplace") for word in placeholders.fill(self._command, None, "")]
         lines = [
-            {"id": task.id, "attempt": task.attempt + 1, "queue": path, **payload_fields(task.payload)}
-            for path, task in tasks
+            {"id": task.id, "attempt": task.attempt + 1, "queue": path, **_payload_of(task)} for path, task in tasks
         ]
         if self._as_json:
             print_json({"command": argv, "tasks": lines})
@@ -107,6 +104,12 @@ def _waiting(sources: Sequence[Source], most: int) -> Iterator[tuple[str, TaskIn
         for queue in queues:
             for task in queue.peek(most):
                 yield path_of(queue), task
+
+
+def _payload_of(task: TaskInfo) -> dict[str, Any]:
+    """Return a payload as the field `payload`, or `b64` for bytes."""
+    info = task.as_dict()
+    return {name: info[name] for name in ("payload", "b64") if name in info}
 
 
 def _text(payload: dict[str, Any]) -> str:

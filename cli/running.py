@@ -19,8 +19,17 @@ import fsqueue
 from fsqueue.errors import said
 from fsqueue.format import wording
 from fsqueue.views.rates import total
-from fsqueue.worker import OUTPUTS, SILENT_S, Away, Event, Output, check_command, check_program, supervision
-from fsqueue.worker.limits import TASKS_PER_COMMAND_MAX
+from fsqueue.worker import (
+    OUTPUTS,
+    SILENT_S,
+    TASKS_PER_COMMAND_MAX,
+    Away,
+    Event,
+    Output,
+    check_command,
+    check_program,
+    supervision,
+)
 
 from . import process
 from .common import (

@@ -1,7 +1,7 @@
 """The work loop: commands or Python functions for the tasks of queues (docs/decisions/0011-the-worker.md).
 
 `loop` decides; what may block is done beside it: `feeding` leases, `settling` ends and renews leases, `output` writes
-what commands print. `commands`, `child_processes` and `handler_threads` do the tasks.
+what commands print. `commands`, `batches`, `child_processes` and `handler_threads` do the tasks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 _LAZY = {
     "OUTPUTS": "fsqueue.worker.passing",
     "SILENT_S": "fsqueue.worker.sources",
+    "TASKS_PER_COMMAND_MAX": "fsqueue.worker.limits",
     "Away": "fsqueue.worker.sources",
     "Event": "fsqueue.worker.report",
     "Output": "fsqueue.worker.passing",
@@ -26,6 +27,7 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from fsqueue.filesystem.processes import no_second_python
+    from fsqueue.worker.limits import TASKS_PER_COMMAND_MAX
     from fsqueue.worker.passing import OUTPUTS, Output
     from fsqueue.worker.report import Event, WorkerReport
     from fsqueue.worker.scripts import check_command, check_program, names_launcher
@@ -47,6 +49,7 @@ else:  # hidden from type checkers, which would take every misspelt name for one
 __all__ = [
     "OUTPUTS",
     "SILENT_S",
+    "TASKS_PER_COMMAND_MAX",
     "Away",
     "Event",
     "Output",

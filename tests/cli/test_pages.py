@@ -249,7 +249,7 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         assert (tmp_path / "small/a b.jpg").exists()
         assert (tmp_path / "0002.png").read_text() == "2\n"
         assert (tmp_path / "in/a.count").read_text() == "4 in/a.txt\n"
-        assert Queue(tmp_path / "Q").status().completed == 7
+        assert Queue(tmp_path / "Q").status().completed == 7 + 2 * 1000
         assert [(tmp_path / name).read_text() for name in ("name.txt", "x.txt")] == ["x\n", "x\n"]
     if page == "docs/sharing.md":
         assert (tmp_path / "out").read_text() == "{}"

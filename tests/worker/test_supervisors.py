@@ -21,7 +21,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.clock import ManualClock
-from fsqueue.worker import commands, spawning, supervision, supervisor
+from fsqueue.worker import command_processes, spawning, supervision, supervisor
 from fsqueue.worker.events import Mailbox
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
@@ -1008,7 +1008,7 @@ def test_what_sigkill_does_not_end_is_said_and_that_it_goes_on(
     program = tmp_path / "program.py"
     program.write_text(HOLDING.format(where=str(Path(supervisor.__file__).parent), refuse=refuse))
     monkeypatch.setattr(supervisor, "__file__", str(program))
-    monkeypatch.setattr(commands, "KILLED_S", 0.05)
+    monkeypatch.setattr(command_processes, "KILLED_S", 0.05)
     told: list[str] = []
     worker = Worker(
         once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], task_timeout_s=1000, grace_s=0,
