@@ -39,7 +39,7 @@ MUTATIONS: dict[str, Mutation] = {
         (
             (
                 "Leaser.lease",
-                "if queue_file.state.is_ordered: ...\nelse: ...",
+                "if not queue_file.state.is_plain: ...\nelse: ...",
                 "if False: ...\nelse: ...",
             ),
             ("_survey", "name.priority is not None", "False"),
