@@ -8,7 +8,8 @@ import re
 from tests.house.source import TOP, nodes
 
 IN_THE_LOOP = (
-    "answer_memory", "child_messages", "child_processes", "commands", "events", "jobs", "loop", "output",
+    "answer_memory", "batches", "child_messages", "child_processes", "command_processes", "commands", "events", "jobs",
+    "loop", "output",
     "placeholders", "spawning", "supervision",
 )  # fmt: skip
 """The modules of `fsqueue.worker` with code that runs in the loop."""
