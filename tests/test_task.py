@@ -31,10 +31,13 @@ def test_a_movement_tells_only_what_is_known() -> None:
 
 
 def test_values_do_not_change_under_their_holder() -> None:
-    for value in (Task(1), TaskRef("x"), Status(), TaskInfo("x", "waiting")):
+    for value in (Task(1), Status(), TaskInfo("x", "waiting")):
         name = dataclasses.fields(value)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, name, 2)
+    for name in ("id", "inserted"):
+        with pytest.raises(AttributeError):
+            setattr(TaskRef("x"), name, 2)
 
 
 def test_a_reference_prints_as_its_id() -> None:

@@ -85,11 +85,21 @@ class TaskRef:
     It pickles, with its queue's path or address. Two of the same task are equal. (Issue: futures; as in PEP 3148.)
     """
 
-    __slots__ = ("_ended", "id", "inserted", "queue")
+    __slots__ = ("_ended", "_id", "_inserted", "queue")
 
     def __init__(self, id: str, inserted: bool = True, queue: TellsOfTasks | None = None) -> None:
         """`queue`: None if it is not known. Then ask the queue: `queue.result(ref)`."""
-        self.id, self.inserted, self.queue = id, inserted, queue
+        self._id, self._inserted, self.queue = id, inserted, queue
+
+    @property
+    def id(self) -> str:
+        """Return the task's id."""
+        return self._id
+
+    @property
+    def inserted(self) -> bool:
+        """Return whether the task is new: not if it has a key that another one had."""
+        return self._inserted
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait until the task is completed, and return its result, a JSON value.

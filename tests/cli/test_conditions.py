@@ -74,7 +74,13 @@ def test_a_field_means_the_same_of_tasks_results_and_dead_letters(fsqueue_cli: R
             assert ids(fsqueue_cli(*command, mixed.path, *other).stdout) == set(), command
 
 
-STATES = {"ls": "waiting", "cancel": "waiting", "results": "completed", "retry --completed": "completed"}
+STATES = {
+    "ls": "waiting",
+    "cancel": "waiting",
+    "change": "waiting",
+    "results": "completed",
+    "retry --completed": "completed",
+}
 """In which state the task is that a command is about; all others are about dead letters."""
 CONDITIONAL = [name for name, option in OPTIONS if "--where" in option.opts]
 PLACES = [
@@ -121,8 +127,14 @@ def test_each_field_chooses_in_each_command_and_place(fsqueue_cli: Run, home: Ho
         name, *options = command.split(" --")
         where = [word for condition in conditions for word in ("--where", condition)]
         more = [f"--{option}" for option in options]
-        said = fsqueue_cli(*name.split(), *home.given[place], *more, *where, *yes, "--json").stdout
-        lines = [json.loads(line) for line in said.splitlines()]
+        if command == "change":
+            more = ["--priority", "7"]
+        result = fsqueue_cli(*name.split(), *home.given[place], *more, *where, *yes, "--json", code=None)
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        if command == "change":
+            assert result.exit_code == (0 if lines[0]["changed"] else 3)
+            return len(lines[0]["changed"])
+        assert result.exit_code == 0
         return sum(next((line[did] for did in ("cancelled", "retried", "purged") if did in line), 1) for line in lines)
 
     for field in FIELDS:
