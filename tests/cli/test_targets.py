@@ -75,17 +75,18 @@ def test_every_command_says_what_it_takes() -> None:
 
 
 ARGUMENTS = {
-    "bury": "{token} --reason x", "cancel": "{id} -y", "complete": "{token}", "dead purge": "-y", "delete": "-y",
+    "bury": "{token} --reason x", "cancel": "{id} -y", "change": "{id} --delay 0", "complete": "{token}", "dead purge": "-y", "delete": "-y",
     "fail": "{token} --reason x", "insert": "--task 1",
     "import": "--from-filequeue {old}", "purge": "-y", "release": "{token}", "release-all": "-y",
     "renew": "{token}", "retry": "--completed --all", "run": "--max-tasks 1 --idle-timeout 0.01 -- true",
     "show": "{id}", "update": "--insert a=1", "wait": "--timeout 0",
 }  # fmt: skip
 """What else each command is given."""
-REFUSED = {2, fsqueue.QueueNotFound.exit_code}
+REFUSED = {2, fsqueue.QueueNotFound.exit_code, fsqueue.TaskNotFound.exit_code}
+"""A second queue in place of a task may be taken for a key, which no task has."""
 NEEDS_MATCH = {"delete"}
 """These do nothing to a whole group: with `--match '.*'` they do."""
-OF_TASKS = {"show", "cancel", "complete", "renew", "release", "fail", "bury"}
+OF_TASKS = {"show", "cancel", "change", "complete", "renew", "release", "fail", "bury"}
 ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert", "import", *OF_TASKS}
 """Their output is no line for each queue."""
 
