@@ -198,12 +198,10 @@ class Filesystem(Rooted):
             yield offset, b""
 
     def all_pieces(self, fd: int, offset: int = 0) -> list[tuple[int, bytes]]:
-        """Return the pieces of an open file from `offset` on. Those of most files take one read."""
-        left = max(0, self.fstat(fd).st_size - offset)
-        if left < READ_BYTES:
-            chunk = self.pread(fd, left + 1, offset)
-            if len(chunk) <= left and chunk[:1] != b"\0":  # else others append, or there may be zeros to leave out
-                return [(offset, chunk)] if chunk else []
+        """Return the pieces of an open file from `offset` on. Few bytes, as most have, take one read."""
+        chunk = self.pread(fd, SMALL_READ_BYTES, offset)
+        if len(chunk) < SMALL_READ_BYTES:
+            return [(offset, chunk)] if chunk else []
         return list(self.pieces(fd, offset))
 
     def read_pieces(self, path: str) -> list[tuple[int, bytes]]:
