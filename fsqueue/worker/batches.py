@@ -195,6 +195,9 @@ class Batches(CommandExecutor):
     def at_work(self) -> list[Job]:
         return [job for running in self._running for job in running.left.values()]
 
+    def is_at_work(self, job: Job) -> bool:
+        return any(running.left.get(job.task.id) is job for running in self._running)
+
     def held(self) -> list[Job]:
         return [*self.at_work(), *(job for job, _ in self._gathered)]
 

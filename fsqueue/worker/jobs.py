@@ -145,6 +145,10 @@ class Executor(Protocol):
     def at_work(self) -> list[Job]:
         """Return the tasks that are at work."""
 
+    def is_at_work(self, job: Job) -> bool:
+        """Return whether a task is at work. It is asked of each task at work in turn."""
+        return any(job is one for one in self.at_work())
+
     def held(self) -> list[Job]:
         """Return the tasks that it was given and has not said to be done."""
 

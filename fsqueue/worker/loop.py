@@ -788,7 +788,7 @@ class Loop:
                 self._doom(job, "stop")
 
     def _doom(self, job: Job, why: str, number: int = signal.SIGTERM) -> None:
-        if not any(job is one for one in self._executor.at_work()):
+        if not self._executor.is_at_work(job):
             return  # the end of another has brought it back: it is not begun
         job.doomed = job.doomed or why
         job.kill_at = min(job.kill_at, math.inf if number == signal.SIGKILL else self._now() + self._kill_s)
