@@ -340,7 +340,8 @@ class Batches(CommandExecutor):
 
     def _judge(self, running: _Running, jobs: list[Job]) -> tuple[str, Any, Cause]:
         """Return what becomes of the tasks without an answer."""
-        (out, err), status, is_alone = running.streams, running.process.status, len(jobs) == 1
+        (out, err), status = running.streams, running.process.status
+        is_alone = len(jobs) == 1 and not any(job.gone == "lost" for job in running.unanswered)
         tails = (err.tail,) if self.how.result_from_stdout else (err.tail, out.tail)  # answers are of other tasks
         doomed = jobs[0].doomed if jobs else ""
         if status == 0 and not doomed:

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -396,6 +397,33 @@ def test_a_command_whose_tasks_are_all_lost_is_ended(queue: Queue, tmp_path: Pat
     thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].lost) == (answered, 2 - answered)
     assert queue.status().leased == 2 - answered
+
+
+@pytest.mark.usefixtures("gathers_all")
+def test_a_task_beside_a_lost_one_is_not_to_blame(queue: Queue, tmp_path: Path) -> None:
+    """The lost one had no answer, either: it may be why the command has ended so."""
+    queue.insert_many(range(2))
+    program = Program(tmp_path, "until_there('go')\nsys.exit(65)")
+    worker = program.worker(queue, 2, result_from_stdout=True, max_tasks=2, sysexits=True)
+    thread, reports = in_background(worker)
+    until(lambda: program.given, "the begin of the command")
+    [job] = [job for job in worker._loop._executor.at_work() if job.task.payload == 1]
+    lose(worker, [job])
+    until(lambda: job.doomed, "the loss")
+    program.go()
+    thread.join(PATIENCE_S)
+    assert (reports[0].failed, reports[0].buried, reports[0].lost) == (1, 0, 1)
+
+
+def test_it_is_soon_known_which_of_many_tasks_are_at_work(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked for at the end of the grace: if that took as long as there are tasks, nothing else would happen."""
+    executor: Any = Worker(queue, command=["true"], tasks_per_command=2)._loop._executor
+    queue.insert_many(range(4))
+    jobs = [Job(task) for task in queue.lease(4)]
+    executor._running += [SimpleNamespace(left={job.task.id: job for job in jobs[:2]})]
+    monkeypatch.delattr(batches.Batches, "at_work")
+    assert [executor.is_at_work(job) for job in jobs] == [True, True, False, False]
+    assert not executor.is_at_work(Job(jobs[0].task)), "another lease of one that is"
 
 
 @pytest.mark.usefixtures("gathers_all")
