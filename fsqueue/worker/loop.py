@@ -377,7 +377,7 @@ class Loop:
         if self._feeder.is_busy and self._queues.has_several_roots:
             due = min(due, self._now() + LATE_S)
         for job in self._executor.at_work():
-            due = min(due, job.kill_at if job.doomed else self._times_out_at(job))
+            due = min(due, job.kill_at, math.inf if job.doomed else self._times_out_at(job))
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:

@@ -138,7 +138,10 @@ DUE: dict[str, Callable[[Deciding, float], object]] = {
     "failure": lambda it, at: setattr(it.loop._pending, "_waiting", deque([(at, None)])),
     "SIGKILL": lambda it, at: it.executor.jobs.append(SimpleNamespace(doomed="stop", kill_at=at, began=0.0)),
     "timeout": lambda it, at: it.executor.jobs.append(
-        SimpleNamespace(doomed="", kill_at=0.0, began=at - 1000, batch=None)
+        SimpleNamespace(doomed="", kill_at=math.inf, began=at - 1000, batch=None)
+    ),
+    "SIGKILL after an answer": lambda it, at: it.executor.jobs.append(
+        SimpleNamespace(doomed="", kill_at=at, began=math.inf, batch=None)
     ),
     "idle": lambda it, at: (setattr(it.loop._feeder, "is_busy", True), setattr(it.loop, "_idle_since", at - 5000)),
 }
