@@ -18,11 +18,11 @@ from fsqueue.worker.passing import Output
 class Batch:
     """What the tasks of one command have in common."""
 
-    __slots__ = ("left", "since", "size")
+    __slots__ = ("left", "since")
 
-    def __init__(self, size: int, since: float) -> None:
-        self.size = self.left = size
-        """Number of tasks that the command was given; of those, the number that are at work."""
+    def __init__(self, left: int, since: float) -> None:
+        self.left = left
+        """Number of tasks that are at work."""
         self.since = since
         """When it began, or gave its last answer."""
 
