@@ -372,7 +372,7 @@ def run(
     if command and missing_program(command):
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
     if command:
-        check_command(command, options["allow_in_script"])
+        check_command(command, options["allow_in_script"] or options["tasks_per_command"] is not None)
     if not command:
         search_working_directory()
     found, away = _sources_at(list(dict.fromkeys(queues)), worker, match, options["patience_s"])

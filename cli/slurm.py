@@ -16,7 +16,14 @@ from typing import Any
 import click
 
 from fsqueue.format import wording
-from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher, no_second_python
+from fsqueue.worker import (
+    OUTPUTS,
+    check_command,
+    check_fields,
+    check_no_placeholders,
+    names_launcher,
+    no_second_python,
+)
 
 from .campaign import JOBS_MAX, Campaign, Relay
 from .campaign import name as campaign_name
@@ -246,8 +253,12 @@ def slurm(
     before = "" if prologue is None else _read_prologue(prologue)
     opened = [queue_at(queue) for queue in queues]
     if ctx.meta["command"]:
-        check_command(ctx.meta["command"], options["allow_in_script"])
-        check_fields(ctx.meta["command"], opened)
+        if options["tasks_per_command"] is not None:
+            check_command(ctx.meta["command"], allow_in_script=True)
+            check_no_placeholders(ctx.meta["command"])
+        else:
+            check_command(ctx.meta["command"], options["allow_in_script"])
+            check_fields(ctx.meta["command"], opened)
     if not no_command_check:
         directory = _value(given, "-D", "--chdir")
         if ctx.meta["command"]:

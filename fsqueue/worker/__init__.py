@@ -19,6 +19,7 @@ _LAZY = {
     "WorkerReport": "fsqueue.worker.report",
     "check_command": "fsqueue.worker.scripts",
     "check_fields": "fsqueue.worker.worker",
+    "check_no_placeholders": "fsqueue.worker.worker",
     "check_program": "fsqueue.worker.scripts",
     "names_launcher": "fsqueue.worker.scripts",
     "no_second_python": "fsqueue.filesystem.processes",
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fsqueue.worker.report import Event, WorkerReport
     from fsqueue.worker.scripts import check_command, check_program, names_launcher
     from fsqueue.worker.sources import SILENT_S, Away
-    from fsqueue.worker.worker import Worker, check_fields
+    from fsqueue.worker.worker import Worker, check_fields, check_no_placeholders
 else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
 
     def __getattr__(name):
@@ -57,6 +58,7 @@ __all__ = [
     "WorkerReport",
     "check_command",
     "check_fields",
+    "check_no_placeholders",
     "check_program",
     "names_launcher",
     "no_second_python",

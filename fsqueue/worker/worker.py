@@ -160,7 +160,7 @@ class Worker:
             if isinstance(words, str) or not all(isinstance(word, str) for word in words):
                 raise InvalidArgument(f"{name} must be a list of texts, such as {like}, not {words!r}.")
         if command:
-            scripts.check_command(command, allow_in_script)
+            scripts.check_command(command, allow_in_script or tasks_per_command is not None)
         elif stdin:
             raise InvalidArgument(
                 "stdin (--stdin) is for commands. A function gets the payload as its parameter: leave it out."
@@ -206,7 +206,8 @@ class Worker:
             )
         if tasks_per_command is not None:
             _check_batches(command, tasks_per_command, {"then (--then)": then, "prefetch (--prefetch)": prefetch,
-                                                        "stdin (--stdin)": stdin or None})  # fmt: skip
+                                                        "stdin (--stdin)": stdin or None,
+                                                        "result_dir (--result-dir)": result_dir})  # fmt: skip
         if threads is not None and gpus_per_task is not None:
             raise InvalidArgument("Threads share what their process sees: GPUs for each task need processes.")
         function = None
@@ -383,6 +384,12 @@ def _check_batches(command: Sequence[str], tasks: int, others: Mapping[str, obje
     for other, value in others.items():
         if value is not None:
             raise InvalidArgument(f"{other} is for a command that gets one task. With {name}, leave it out.")
+    check_no_placeholders(command)
+
+
+def check_no_placeholders(command: Sequence[str]) -> None:
+    """Refuse placeholders in a command that gets several tasks. InvalidArgument."""
+    name = "tasks_per_command (--tasks-per-command)"
     if found := [one.text for argument in command for one in placeholders.in_argument(argument)]:
         raise InvalidArgument(
             f"{found[0]} stands for one task, and with {name} a command gets several, on standard input. Leave it out, "

@@ -84,6 +84,15 @@ def test_a_task_whose_attempts_are_used_up_is_given_up_with_9_and_its_own_reason
     assert letter.reason.splitlines()[1:] == ["my own reason"]
 
 
+def test_a_placeholder_in_a_command_for_many_tasks_is_refused(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    for command in (["echo", "{}"], ["sh", "-c", "echo {}"]):
+        for verb in ("run", "slurm"):
+            refused = fsqueue_cli(verb, queue.path, "--tasks-per-command", 5, "--", *command, code=2)
+            assert "{} stands for one task" in refused.stderr
+    assert queue.status().waiting == 1
+
+
 @pytest.mark.parametrize("output", ["group", "line", "ungrouped"])
 def test_output_that_finds_no_room_is_said_and_exits_with_7(spawn: Spawn, queue: Queue, output: str) -> None:
     queue.insert_many(range(3))

@@ -568,6 +568,8 @@ def test_a_missing_command_is_refused_and_its_tasks_put_back(queue: Queue) -> No
         ({"then": "next"}, "then"),
         ({"prefetch": 5}, "leave it out"),
         ({"stdin": True}, "leave it out"),
+        ({"result_dir": "/tmp"}, "leave it out"),
+        ({"command": ["sh", "-c", "echo {}"]}, "{} stands for one task"),
     ],
     ids=lambda value: str(list(value)),
 )
