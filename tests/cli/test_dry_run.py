@@ -51,6 +51,23 @@ def test_ten_are_shown_or_as_many_as_asked_for(fsqueue_cli: Run, queue: Queue) -
     assert shown.stderr == ""
 
 
+def test_a_command_for_many_tasks_is_shown_with_their_lines(fsqueue_cli: Run, queue: Queue) -> None:
+    """As a shell takes it: typed, the command gets these lines on standard input."""
+    queue.insert_many(["it's", None, b"\xff\n"])
+    before, ids = files_of(queue), [info.id for info in queue.peek(3)]
+    options = ("run", queue.path, "--dry-run", "--tasks-per-command", 2, "--")
+    shown = fsqueue_cli(*options, "cat", "a b", "{{x}}").stdout.splitlines()
+    assert [line for line in shown if not line.startswith('{"id"')] == ["cat 'a b' '{x}' <<'END'", "END"] * 2
+    lines = [json.loads(line) for line in shown if line.startswith('{"id"')]
+    common = {"attempt": 1, "queue": str(queue.path)}
+    payloads: list[dict[str, Any]] = [{"payload": "it's"}, {"payload": None}, {"b64": "/wo="}]
+    assert lines == [{"id": id_} | common | payload for id_, payload in zip(ids, payloads, strict=True)]
+    shown = fsqueue_cli("run", queue.path, "--dry-run", "--json", "--max-tasks", 3, *options[3:], "cat").stdout
+    programs = [json.loads(line) for line in shown.splitlines()]
+    assert programs == [{"command": ["cat"], "tasks": lines[:2]}, {"command": ["cat"], "tasks": lines[2:]}]
+    assert files_of(queue) == before
+
+
 @pytest.mark.parametrize("payload", [{"n": 1}, b"\xff\n"], ids=["an object", "bytes"])
 def test_programs_get_each_task(fsqueue_cli: Run, queue: Queue, payload: Any) -> None:
     ref = queue.insert(payload)

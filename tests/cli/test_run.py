@@ -84,6 +84,28 @@ def test_a_task_whose_attempts_are_used_up_is_given_up_with_9_and_its_own_reason
     assert letter.reason.splitlines()[1:] == ["my own reason"]
 
 
+def test_one_command_answers_for_many_tasks(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(range(5))
+    code = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    task = json.loads(line)\n"
+        "    n = task['payload']\n"
+        "    print(json.dumps({'id': task['id']} | ({'error': 'odd'} if n == 3 else {'result': 2 * n})), flush=True)"
+    )
+    options = ("--tasks-per-command", 5, "--result-stdout", "--json")
+    process = spawn("run", queue.path, *options, "--", sys.executable, "-c", code)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    *answers, summary = out.splitlines()
+    assert {json.loads(answer)["id"] for answer in answers} == {one.id for one in queue.results()}
+    assert (process.returncode, err) == (9, "")
+    report = json.loads(summary)
+    assert (report["completed"], report["buried"], report["ended"]) == (4, 1, "drained")
+    assert {one.payload: one.result for one in queue.results() if one.state == "completed"} == {0: 0, 1: 2, 2: 4, 4: 8}
+    assert [(letter.payload, letter.reason) for letter in queue.dead()] == [(3, "odd")]
+
+
 def test_a_placeholder_in_a_command_for_many_tasks_is_refused(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
     for command in (["echo", "{}"], ["sh", "-c", "echo {}"]):

@@ -193,6 +193,7 @@ def tell(event: fsqueue.Event) -> None:
 
 def run(queue: Queue) -> fsqueue.WorkerReport:
     print(double(4))
+    print(fsqueue.Worker(queue, command=["./many"], tasks_per_command=100, result_from_stdout=True).run())
     worker = fsqueue.Worker([queue], handle, processes=2, until="drained", tell=tell)
     due_s: float = worker.next_due_s
     print(due_s)
