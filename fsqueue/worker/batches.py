@@ -34,7 +34,7 @@ from fsqueue.worker.command_processes import (
     CommandExecutor,
     path_for_commands,
 )
-from fsqueue.worker.jobs import Batch, How, Job
+from fsqueue.worker.jobs import How, Job, SharedCommand
 from fsqueue.worker.limits import KILL_S, TASKS_PER_COMMAND_MAX
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.supervision import NoForkServer
@@ -114,7 +114,7 @@ class _Running(CommandAtWork):
         """The signals that it was sent."""
         super().__init__(batches, batches.argv, batches.environment, stdin, jobs[0].task, lambda: batches.ended(self))
         self.began = batches.now()
-        self.batch = Batch(len(jobs), self.began)
+        self.batch = SharedCommand(len(jobs), self.began)
         for job in jobs:
             job.began, job.batch = self.began, self.batch
 

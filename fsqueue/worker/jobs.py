@@ -15,7 +15,7 @@ from fsqueue.worker.limits import STALL_S
 from fsqueue.worker.passing import Output
 
 
-class Batch:
+class SharedCommand:
     """What the tasks of one command have in common."""
 
     __slots__ = ("left", "since")
@@ -56,7 +56,7 @@ class Job:
         """Whether a signal ended its process, whatever sent it."""
         self.used: Used | None = None
         """What the work used, once it has ended and if that was measured."""
-        self.batch: Batch | None = None
+        self.batch: SharedCommand | None = None
         """What it has in common with the other tasks of its command; None if a command has no other."""
         self.leads = True
         """Whether its failure counts among those in a row: of tasks that failed with one command, one."""
