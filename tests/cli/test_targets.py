@@ -75,8 +75,8 @@ def test_every_command_says_what_it_takes() -> None:
 
 
 ARGUMENTS = {
-    "bury": "{token} --reason x", "cancel": "{id} -y", "change": "{id} --delay 0", "complete": "{token}", "dead purge": "-y", "delete": "-y",
-    "fail": "{token} --reason x", "insert": "--task 1",
+    "bury": "{token} --reason x", "cancel": "{id} -y", "complete": "{token}", "dead purge": "-y", "delete": "-y",
+    "change": "{id} --delay 0", "fail": "{token} --reason x", "insert": "--task 1",
     "import": "--from-filequeue {old}", "purge": "-y", "release": "{token}", "release-all": "-y",
     "renew": "{token}", "retry": "--completed --all", "run": "--max-tasks 1 --idle-timeout 0.01 -- true",
     "show": "{id}", "update": "--insert a=1", "wait": "--timeout 0",
