@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from fsqueue import Group, InvalidArgument, LeaseLost, Queue, Worker
 from fsqueue.errors import UNKEPT
 from fsqueue.format.results import RESULT_BYTES_MAX
-from fsqueue.worker import Event, batches, shortages
+from fsqueue.worker import Event, batches, output, shortages
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.limits import FAILURES_FIRST
 from fsqueue.worker.settling import Renewed
@@ -318,14 +319,94 @@ def test_a_result_that_cannot_be_kept_gives_its_task_up(queue: Queue, tmp_path: 
     assert [letter.attempt for letter in queue.dead()] == [1]
 
 
-def test_answers_are_heard_while_output_cannot_be_passed_on(queue: Queue, tmp_path: Path) -> None:
-    """More than a pipe and the writer's backlog hold: none is missed at the end of the command."""
+def test_many_answers_are_heard(queue: Queue, tmp_path: Path) -> None:
+    """More than a pipe and the writer's backlog hold."""
     queue.insert_many(range(500))
     code = "for task in tasks: answer(task, result='x' * 3000)\n"
     worker = Program(tmp_path, code).worker(queue, 500, result_from_stdout=True)
     passed: list[int] = []
     worker._loop.output_writer.exits._pass_on = lambda ours, data: passed.append(len(data))
     assert worker.run() == drained(completed=500)
+
+
+@pytest.mark.usefixtures("gathers_all")
+def test_answers_are_heard_at_the_end_although_output_is_stuck(
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing reads the pipe later."""
+    monkeypatch.setattr(output, "BACKLOG_BYTES_MAX", 1)
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(range(3))
+    code = "answer(tasks[0])\nuntil_there('go')\nfor task in tasks[1:]: answer(task)"
+    program = Program(tmp_path, code)
+    worker = program.worker(queue, 3, result_from_stdout=True)
+    is_over = threading.Event()
+    worker._loop.output_writer.exits._pass_on = lambda ours, data: is_over.wait(PATIENCE_S)
+    thread, reports = in_background(worker)
+    until(lambda: queue.status().completed == 1, "an answer")
+    program.go()
+    until(lambda: queue.status().remaining == 0, "the others")
+    is_over.set()
+    thread.join(PATIENCE_S)
+    assert reports == [drained(completed=3)]
+
+
+@pytest.mark.usefixtures("gathers_all")
+def test_what_a_process_prints_that_a_command_has_left_behind_is_no_answer(
+    queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    """Its tasks have been told of by then. A second word would be of tasks that others may have."""
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(range(2))
+    code = "if os.fork() == 0:\n    until_there('go')\n    for task in tasks: answer(task)\n"
+    program = Program(tmp_path, code)
+    worker = program.worker(queue, 2, result_from_stdout=True, until="forever")
+    passed: list[bytes] = []
+    worker._loop.output_writer.exits._pass_on = lambda ours, data: passed.append(data)
+    thread, reports = in_background(worker)
+    until(lambda: queue.status().dead == 2, "no answer")
+    program.go()
+    until(lambda: b"".join(passed).count(b"\n") == 2, "the late lines")
+    worker.stop()
+    thread.join(PATIENCE_S)
+    assert (reports[0].completed, reports[0].buried, reports[0].lost) == (0, 2, 0)
+
+
+# -- what is gathered
+
+
+def gathering(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
+    """An executor that begins nothing, and how many tasks each of its commands would have got."""
+    executor: Any = Worker(queue, command=["true"], tasks_per_command=10, processes=3)._loop._executor
+    begun: list[int] = []
+    monkeypatch.setattr(executor, "_begin", lambda: begun.append(len(executor._take_gathered())))
+    return executor, begun
+
+
+def test_a_command_gets_no_two_tasks_of_one_id(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a queue and its copy have the same: an answer would be for either."""
+    executor, begun = gathering(queue, monkeypatch)
+    queue.insert_many(range(2))
+    first, second = queue.lease(2)
+    for task in (first, second, first):
+        assert executor.give(Job(task))
+    assert begun == [2]
+    assert [job.task for job in executor.held()] == [first]
+
+
+def test_no_more_are_leased_than_may_begin_after_a_task_that_must_be_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, begun = gathering(queue, monkeypatch)
+    queue.insert(1)
+    [task] = queue.lease()
+    assert executor.slots == 30
+    task.attempt = 2
+    assert executor.give(Job(task))
+    assert (executor.slots, begun) == (3, [1])
+    task.attempt = 1
+    assert executor.give(Job(task))
+    assert (executor.slots, begun) == (30, [1])
 
 
 # -- with other options
@@ -438,6 +519,38 @@ def test_a_stopped_worker_puts_back_what_has_no_answer(queue: Queue, tmp_path: P
     thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].released, reports[0].failed) == (1, 3, 0)
     assert {(task.state, task.attempt) for task in queue.tasks()} == {("waiting", 0)}
+
+
+@pytest.mark.usefixtures("gathers_all")
+def test_an_answer_counts_that_comes_after_the_signal(queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(3))
+    code = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: answer(tasks[0]))
+open(%r, "w").close()
+while True: time.sleep(60)
+"""
+    ready = tmp_path / "ready"
+    worker = Program(tmp_path, code % str(ready)).worker(queue, 3, result_from_stdout=True, grace_s=0.5)
+    thread, reports = in_background(worker)
+    until(ready.exists, "the handler")
+    worker.stop()
+    thread.join(PATIENCE_S)
+    assert (reports[0].completed, reports[0].released) == (1, 2)
+
+
+@pytest.mark.usefixtures("gathers_all")
+def test_a_command_that_has_ended_before_the_signal_has_ended_by_itself(queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(2))
+    program = Program(tmp_path, "until_there('go')")
+    worker = program.worker(queue, 2)
+    thread, reports = in_background(worker)
+    until(lambda: program.given, "the begin of the command")
+    for job in worker._loop._executor.at_work():
+        job.doomed = "timeout"  # and no signal has reached it
+    program.go()
+    thread.join(PATIENCE_S)
+    assert reports == [drained(completed=2)]
 
 
 @pytest.mark.usefixtures("gathers_all")
