@@ -383,6 +383,14 @@ def gathering(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[
     return executor, begun
 
 
+def test_each_command_gets_as_many_bytes_as_the_first(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "INPUT_BYTES_MAX", 250)
+    executor, begun = gathering(queue, monkeypatch)
+    queue.insert_many(["x" * 80] * 6)
+    assert all(executor.give(Job(task)) for task in queue.lease(6))
+    assert (begun, len(executor.held())) == ([2, 2], 2)
+
+
 def test_a_command_gets_no_two_tasks_of_one_id(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a queue and its copy have the same: an answer would be for either."""
     executor, begun = gathering(queue, monkeypatch)
@@ -591,6 +599,7 @@ def test_a_command_has_the_time_of_each_of_its_tasks(queue_factory: QueueFactory
     [job, _] = worker._loop._executor.at_work()
     assert job.batch is not None
     assert worker._loop._times_out_at(job) == job.batch.since + 2 * 1000
+    assert job.batch.since > job.began, "from the answer on"
     time_out(worker)
     thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].buried) == (1, 2)
