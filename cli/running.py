@@ -388,7 +388,13 @@ def run(
                 named(group, name)
     never = ["hint: --on timeout moves no task: without --task-timeout, no attempt times out"]
     never *= "timeout" in options["on"] and options["task_timeout_s"] is None
-    for text in (*never, *_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
+    hints = (
+        *never,
+        *_too_many(opened, options["max_attempts"]),
+        *_none_alone(opened, options["tasks_per_command"], options["max_attempts"]),
+        *_not_there(opened, stages),
+    )
+    for text in hints:
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
@@ -709,6 +715,21 @@ def _too_many(queues: list[Source], max_attempts: int | None) -> list[str]:
         and max_attempts is not None
         and (most := q.settings.max_attempts) is not None
         and most < max_attempts
+    ]
+
+
+def _none_alone(queues: list[Source], tasks_per_command: int | None, max_attempts: int | None) -> list[str]:
+    """Return a hint for each queue whose tasks are given up together with the one that crashes their command."""
+    if tasks_per_command in (None, 1):
+        return []
+    what = "hint: if a command fails, all its tasks become dead letters"
+    if max_attempts == 1:
+        return [f"{what}: --max-attempts 1 lets none be tried again, alone. Allow 2 or more"]
+    return [
+        f"{what}: {path_of(q)} gives a task up after 1 attempt. To have each tried again, alone: "
+        f"fsqueue set {quoted(path_of(q))} max_attempts=2"
+        for q in queues
+        if is_one_queue(q) and q.settings.max_attempts == 1
     ]
 
 

@@ -99,11 +99,25 @@ def test_one_command_answers_for_many_tasks(spawn: Spawn, queue_factory: QueueFa
     out, err = process.communicate(timeout=PATIENCE_S)
     *answers, summary = out.splitlines()
     assert {json.loads(answer)["id"] for answer in answers} == {one.id for one in queue.results()}
-    assert (process.returncode, err) == (9, "")
+    assert process.returncode == 9
+    assert err.splitlines() == [
+        f"fsqueue: hint: if a command fails, all its tasks become dead letters: {queue.path} gives a task up after "
+        f"1 attempt. To have each tried again, alone: fsqueue set {queue.path} max_attempts=2"
+    ]
     report = json.loads(summary)
     assert (report["completed"], report["buried"], report["ended"]) == (4, 1, "drained")
     assert {one.payload: one.result for one in queue.results() if one.state == "completed"} == {0: 0, 1: 2, 2: 4, 4: 8}
     assert [(letter.payload, letter.reason) for letter in queue.dead()] == [(3, "odd")]
+
+
+def test_a_command_for_many_tasks_that_allows_one_attempt_is_hinted_at(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    options = ("run", queue.path, "--dry-run", "--tasks-per-command")
+    assert fsqueue_cli(*options, 2, "--", "cat").stderr == ""
+    assert (
+        "--max-attempts 1 lets none be tried again" in fsqueue_cli(*options, 2, "--max-attempts", 1, "--", "cat").stderr
+    )
+    assert fsqueue_cli(*options, 1, "--max-attempts", 1, "--", "cat").stderr == ""
 
 
 def test_a_placeholder_in_a_command_for_many_tasks_is_refused(fsqueue_cli: Run, queue: Queue) -> None:
