@@ -132,14 +132,17 @@ def lease(
                 raise
 
 
+NOTHING_AVAILABLE = "nothing is available"
+
+
 def _why_nothing(q: AnyQueue) -> str:
     """Return why no task was leased."""
     pause, most = q.paused, q.settings.max_leased
     if pause is not None:
         return f"{q.path} is paused {pause}"
     if most is not None and q.status().leased >= most:
-        return f"{q.path} has {most:,} tasks leased, and max_leased={most} allows no more at a time. Try again later."
-    return "nothing is available"
+        return f"{q.path} allows no more leased tasks at a time (max_leased={most}). Try again later."
+    return NOTHING_AVAILABLE
 
 
 def _refuse_beside_ids() -> None:
@@ -156,12 +159,13 @@ def _say_left_out(q: AnyQueue, ids: list[str], tasks: list[fsqueue.LeasedTask]) 
         complain("standard input names no task")
     left_out = [one for one in ids if one not in {task.id for task in tasks}]
     states = {one: state_of(q, one) for one in left_out}
-    pause = q.paused
+    held_up = _why_nothing(q)
     unknown = [one for one in left_out if states[one] is None]
     say_unknown(unknown)
     for one in left_out:
         if states[one] is not None:
-            why = _NOT_LEASED.get(states[one] or "", "it has ended") if pause is None else f"{q.path} is paused {pause}"
+            is_held_up = states[one] == "waiting" and held_up != NOTHING_AVAILABLE
+            why = held_up if is_held_up else _NOT_LEASED.get(states[one] or "", "it has ended")
             complain(f"{one} ({states[one]}) is not leased: {why}")
     if not tasks:
         raise click.exceptions.Exit(UNKNOWN_EXIT if unknown else NOTHING_EXIT)

@@ -44,6 +44,12 @@ class Look(NamedTuple):
     """If it may be a copy: what 'fsqueue fsck --accept-copy' is typed with, the queue or its group."""
     max_leased: int | None = None
     """How many of its tasks may be leased at a time; None: any number, or it is not known."""
+
+    @property
+    def of_at_most(self) -> str:
+        """Return what follows the number of leased tasks: how many there may be; "" where there is no limit."""
+        return "" if self.max_leased is None else f" of at most {self.max_leased:,}"
+
     parts: Sequence[Look] = ()
     """What this is the sum of."""
 
@@ -98,7 +104,7 @@ def parts_of(look: Look) -> list[str]:
     parts = [
         f"completed {status.completed:,} of {status.inserted:,}{share}",
         f"waiting {status.waiting + status.delayed:,}" + (" (all delayed)" if is_all_delayed(status) else ""),
-        f"leased {status.leased:,}" + (f" of at most {look.max_leased:,}" if look.max_leased is not None else ""),
+        f"leased {status.leased:,}{look.of_at_most}",
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []
     parts += [f"paused {look.paused}"] if look.paused is not None else []

@@ -445,7 +445,9 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
         return  # nothing that was given is there
     if len(looks) == 1:
         for name in (*STATES, "inserted"):
-            line = f"{name:<10}{getattr(looks[0].status, name):>16,}"
+            line = f"{name:<10}{getattr(looks[0].status, name):>16,}" + (
+                looks[0].of_at_most if name == "leased" else ""
+            )
             say_in_colours(Coloured(line, ERROR) if name == "dead" and looks[0].status.dead else line)
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))

@@ -150,7 +150,7 @@ class NewRows:
 
     def _read(self) -> None:
         self._read_at = self._store.clock.monotonic()
-        self._newest = newest_versions.newest(self._store, self._field, with_dead=False)
+        self._newest = newest_versions.newest(self._store, self._field)
 
     def _is_known(self, task: EncodedTask) -> bool:
         assert task.key is not None

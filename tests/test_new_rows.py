@@ -94,6 +94,25 @@ def test_a_row_that_goes_back_to_earlier_content_is_inserted_again(queue: Queue)
         assert latest(queue) == [row["alpha"]]
 
 
+def test_a_row_that_goes_back_after_its_newest_version_was_given_up_is_inserted_again(queue: Queue) -> None:
+    insert(queue, A)
+    work(queue)
+    insert(queue, B)
+    queue.lease()[0].bury("no")
+    assert latest(queue) == [0.2]
+    assert insert(queue, A) == 1
+    assert work(queue) == [A]
+    assert latest(queue) == [0.1]
+    assert insert(queue, A) == 0
+
+
+def test_the_newest_of_a_field_that_no_task_has_is_an_error(queue: Queue) -> None:
+    assert latest(queue) == []  # no task at all
+    insert(queue, A)
+    with pytest.raises(InvalidArgument, match="has a value in the field 'runn'"):
+        list(queue.results(latest_by="runn"))
+
+
 def test_the_key_tells_the_value_and_the_content(queue: Queue) -> None:
     insert(queue, {"run": "s#7", "b": [1], "a": None})
     [task] = queue.lease()

@@ -24,31 +24,40 @@ def check(store: Store, argument: str) -> None:
         )
 
 
-def newest(store: Store, field: str, with_dead: bool) -> dict[str, RowVersion]:
+def newest(store: Store, field: str, must_be_there: bool = False) -> dict[str, RowVersion]:
     """Return the newest version of each value of a field. Memory: some 300 bytes for each value.
 
-    Of tasks that wait, are delayed or leased, of completed ones that the history keeps with their payload, and with
-    `with_dead` of dead letters. Each task that was in the queue when this began, and was not cancelled, is seen:
-    unfinished tasks are read before completed ones. InvalidArgument: see `check`.
+    Of tasks that wait, are delayed or leased, of dead letters, and of completed tasks that the history keeps with their
+    payload. Each task that was in the queue when this began, and was not cancelled, is seen: unfinished tasks are read
+    before completed ones. A dead letter has no content: no row has done its work, so none is the same.
+
+    `must_be_there`: raise InvalidArgument if there are tasks, and none has a value in the field.
     """
     found: dict[str, RowVersion] = {}
     dead_since: dict[str, int] = {}
-    for batch, index, at, payload, key in _tasks(store, dead_since if with_dead else None):
-        value = versions.value_of(payload, field)
+    has_tasks = False
+    for batch, index, at, payload, key, is_dead in _tasks(store, dead_since):
+        value, has_tasks = versions.value_of(payload, field), True
         if value is not None:
-            version = RowVersion(at, batch, index, versions.content_of(payload, key, value))
+            content = "" if is_dead else versions.content_of(payload, key, value)
+            version = RowVersion(at, batch, index, content)
             if value not in found or found[value] < version:
                 found[value] = version
+    if must_be_there and has_tasks and not found:
+        raise InvalidArgument(
+            f"No task of {store.path} has a value in the field {field!r} of its payload, as far as payloads are kept. "
+            "Name a field as the payloads have it, without 'payload.'. Nothing was done."
+        )
     return found
 
 
-def _tasks(store: Store, dead_since: dict[str, int] | None) -> Iterator[tuple[Batch, int, int, Any, str | None]]:
-    """Yield batch, index, time of insertion (ms), payload and key of tasks. `dead_since`: with dead letters; it takes
-    their times.
+def _tasks(store: Store, dead_since: dict[str, int]) -> Iterator[tuple[Batch, int, int, Any, str | None, bool]]:
+    """Yield batch, index, time of insertion (ms), payload and key of tasks, and whether they are dead letters, whose
+    times `dead_since` takes.
     """
     store.verify()
     for batch, index, at, record in inspection.unfinished_records(store):
-        yield batch, index, at, record.get("payload"), record.get("key")
+        yield batch, index, at, record.get("payload"), record.get("key"), False
     seen: set[Batch] = set()
     for at_work in inspection.partly_done(store):
         seen.add(at_work.batch)
@@ -56,22 +65,21 @@ def _tasks(store: Store, dead_since: dict[str, int] | None) -> Iterator[tuple[Ba
     for done in finished.batches(store, offsets=False):
         if done.batch not in seen:
             yield from _completed(done, dead_since)
-    if dead_since is not None:
-        for letter in deadletters.letters(store):
-            batch, index = names.parse_task_id(letter.id)
-            yield batch, index, dead_since.get(letter.id, names.birth_ms(batch)), letter.payload, letter.key
+    for letter in deadletters.letters(store):
+        batch, index = names.parse_task_id(letter.id)
+        yield batch, index, dead_since.get(letter.id, names.birth_ms(batch)), letter.payload, letter.key, True
 
 
 def _completed(
-    found: finished.FinishedBatch, dead_since: dict[str, int] | None
-) -> Iterator[tuple[Batch, int, int, Any, str | None]]:
+    found: finished.FinishedBatch, dead_since: dict[str, int]
+) -> Iterator[tuple[Batch, int, int, Any, str | None, bool]]:
     state, birth = found.replay_state, names.birth_ms(found.batch)
     indices = [index for index in range(state.count) if state.state[index] == COMPLETED]
     payloads, keys, _ = found.tasks(indices)
     for index, payload, key in zip(indices, payloads, keys, strict=True):
         at = found.inserted_at(index)
-        yield found.batch, index, birth if at is None else at, payload, key
-    if dead_since is not None and state.done[DEAD]:
+        yield found.batch, index, birth if at is None else at, payload, key, False
+    if state.done[DEAD]:
         for index in range(state.count):
             if state.state[index] == DEAD and (at := found.inserted_at(index)) is not None:
                 dead_since[names.task_id(found.batch, index)] = at

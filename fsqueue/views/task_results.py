@@ -45,7 +45,7 @@ def columns(store: Store, dead: bool = False, latest_by: str | None = None) -> I
         yield from _columns(store, dead)
         return
     newest_versions.check(store, "latest_by")
-    newest = newest_versions.newest(store, latest_by, with_dead=True)
+    newest = newest_versions.newest(store, latest_by, must_be_there=True)
     for found in _columns(store, dead):
         chosen = []
         for row, (task_id, payload) in enumerate(zip(found[_ID], found[_PAYLOAD], strict=True)):

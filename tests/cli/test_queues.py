@@ -227,3 +227,13 @@ def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) 
     assert process.wait(timeout=PATIENCE_S) == code
     os.close(main)
     assert queue.status().waiting == left
+
+
+def test_a_status_shows_the_limit_and_lease_says_why_nothing_is_leased(fsqueue_cli: Run, queue: Queue) -> None:
+    refs = [queue.insert(number) for number in range(3)]
+    fsqueue_cli("set", queue.path, "max_leased=1")
+    fsqueue_cli("lease", queue.path)
+    assert f"leased    {1:>16} of at most 1\n" in fsqueue_cli("status", queue.path).stdout
+    for more in ((), ("--id", next(ref.id for ref in refs if ref.state() == "waiting"))):
+        result = fsqueue_cli("lease", queue.path, *more, code=3)
+        assert "allows no more leased tasks at a time (max_leased=1)" in result.stderr
