@@ -109,8 +109,8 @@ def test_a_row_that_goes_back_after_its_newest_version_was_given_up_is_inserted_
 def test_the_newest_of_a_field_that_no_task_has_is_an_error(queue: Queue) -> None:
     assert latest(queue) == []  # no task at all
     insert(queue, A)
-    with pytest.raises(InvalidArgument, match="has a value in the field 'runn'"):
-        list(queue.results(latest_by="runn"))
+    with pytest.raises(InvalidArgument, match="has a value in the field 'lap'"):
+        list(queue.results(latest_by="lap"))
 
 
 def test_the_key_tells_the_value_and_the_content(queue: Queue) -> None:
