@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import wraps
@@ -25,7 +25,7 @@ from fsqueue.errors import (
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names, priority, task_file
 from fsqueue.format.layout import FIELD_CHARS_MAX, REASON_CHARS_MAX, Settings
-from fsqueue.format.models import Task, TaskRef
+from fsqueue.format.models import Task, TaskRef, TellsOfTasks
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
@@ -382,6 +382,7 @@ def tasks_to_insert(
     total: object = None,
     strict: bool = False,
     new_by: object = None,
+    refs: bool = False,
 ) -> Iterable[Any]:
     """Check what `insert_many` takes, and return its stream, of which nothing is read. InvalidArgument."""
     if batch_tasks is not None:
@@ -397,9 +398,21 @@ def tasks_to_insert(
                     f"new_by gives each task a key, and {name} is for tasks without keys. Nothing was inserted. Leave "
                     "one of the two out."
                 )
+    if refs:
+        for name, given in (("commit", commit), ("new_by", new_by)):
+            if given is not None:
+                raise InvalidArgument(
+                    f"refs asks for references to the tasks of this call, and with {name} they may be an earlier "
+                    "call's. Nothing was inserted. Leave one of the two out."
+                )
     tasks = payloads_of(payloads, "insert_many")
     encoding.default_when(delay_s)
     return unchanged(tasks) if strict else tasks
+
+
+def references(ids: Sequence[str], taken: Collection[int], queue: TellsOfTasks) -> list[TaskRef]:
+    """Return references to tasks of a queue, in their order. `taken`: the places of those that are not new."""
+    return [TaskRef(one, place not in taken, queue) for place, one in enumerate(ids)]
 
 
 def check_commit(name: object, *, attempt: object = None) -> None:

@@ -13,10 +13,10 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fsqueue import forks
 from fsqueue.arguments import (
@@ -29,6 +29,7 @@ from fsqueue.arguments import (
     leased,
     one_of,
     pieces_of,
+    references,
     refuse,
     results_of,
     task_ids,
@@ -345,6 +346,34 @@ class Queue(Maintenance):
             insert_errors.note_nothing(error)
             raise
 
+    @overload
+    def insert_many(
+        self,
+        /,
+        payloads: Iterable[Any],
+        *,
+        batch_tasks: int | None = None,
+        delay_s: float = 0,
+        commit: str | None = None,
+        total: int | None = None,
+        strict: bool = False,
+        new_by: str | None = None,
+        refs: Literal[False] = False,
+    ) -> int: ...
+
+    @overload
+    def insert_many(
+        self,
+        /,
+        payloads: Iterable[Any],
+        *,
+        batch_tasks: int | None = None,
+        delay_s: float = 0,
+        total: int | None = None,
+        strict: bool = False,
+        refs: Literal[True],
+    ) -> list[TaskRef]: ...
+
     @verb("inserting")
     def insert_many(
         self,
@@ -356,7 +385,8 @@ class Queue(Maintenance):
         total: int | None = None,
         strict: bool = False,
         new_by: str | None = None,
-    ) -> int:
+        refs: bool = False,
+    ) -> int | list[TaskRef]:
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
         Up to 256 tasks (on a network mount: 32) that take up to 256 KiB are appended to a batch at once, for the price
@@ -381,15 +411,32 @@ class Queue(Maintenance):
         changed. Each task gets a key, VALUE#DIGEST of its content. Some 300 bytes of memory are taken for each value.
         InvalidArgument if the queue keeps no history; InvalidTask for a payload without a value, with a value that an
         earlier one of the call has with other content, or longer than `keep_payloads`.
+
+        `refs`: return references to the tasks instead (a list of TaskRef, in the order of the stream), to wait for
+        their results. They take some 200 bytes of memory each. A task whose key is taken gets the reference that
+        `insert` returns: to the task that has the key. An error returns none, also of the tasks that it says are in
+        the queue. InvalidArgument together with `commit` or `new_by`.
         """
         tasks = tasks_to_insert(
-            payloads, batch_tasks=batch_tasks, delay_s=delay_s, commit=commit, total=total, strict=strict, new_by=new_by
+            payloads,
+            batch_tasks=batch_tasks,
+            delay_s=delay_s,
+            commit=commit,
+            total=total,
+            strict=strict,
+            new_by=new_by,
+            refs=refs,
         )
         if new_by is not None:
             return self._insert_new(tasks, new_by, delay_s, total)
         if commit is not None:
             return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
         inserter = self._inserter if batch_tasks is None else None
+        if refs:
+            ids = insertion.InsertedIds()
+            keyed = partial(self._insert_noted, ids)
+            insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, inserter, keyed, ids)
+            return references(ids.ids, ids.taken, self)
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, inserter, self._insert_keyed)
 
     def _insert_new(self, tasks: Iterable[Any], field: str, delay_s: float, total: int | None) -> int:
@@ -412,6 +459,15 @@ class Queue(Maintenance):
 
     def _insert_keyed(self, task: encoding.EncodedTask) -> bool:
         return self._keyed.insert(task).inserted
+
+    def _insert_noted(self, ids: insertion.InsertedIds, task: encoding.EncodedTask) -> bool:
+        """Insert a task with a key, and note its id, or that of the task which has the key."""
+        found = self._keyed.insert(task)
+        assert task.place is not None, "it is one of many"
+        ids.put(found.id, task.place)
+        if not found.inserted:
+            ids.taken.add(task.place)
+        return found.inserted
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: many writers on many hosts stage, one publishes; all of it appears together, once.

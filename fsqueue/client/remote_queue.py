@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 from urllib.parse import quote
 
 from fsqueue.arguments import (
@@ -21,6 +21,7 @@ from fsqueue.arguments import (
     one_of,
     pieces_of,
     reason_of,
+    references,
     refuse,
     results_of,
     selector,
@@ -216,6 +217,30 @@ class RemoteQueue(RemoteBase):
             raise
         return TaskRef(found["id"], found["inserted"], self)
 
+    @overload
+    def insert_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        delay_s: float = 0,
+        commit: str | None = None,
+        total: int | None = None,
+        strict: bool = False,
+        new_by: str | None = None,
+        refs: Literal[False] = False,
+    ) -> int: ...
+
+    @overload
+    def insert_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        delay_s: float = 0,
+        total: int | None = None,
+        strict: bool = False,
+        refs: Literal[True],
+    ) -> list[TaskRef]: ...
+
     @in_one_process
     def insert_many(
         self,
@@ -226,18 +251,21 @@ class RemoteQueue(RemoteBase):
         total: int | None = None,
         strict: bool = False,
         new_by: str | None = None,
-    ) -> int:
+        refs: bool = False,
+    ) -> int | list[TaskRef]:
         """Insert a stream of payloads or Tasks in bounded memory; return how many are new: see `Queue.insert_many`.
 
         If the gateway breaks off, a list, tuple, range or set that has a name (`commit`) is sent again. None of it is
         new then if the gateway had inserted it before it broke off. Whatever else has a name, or names a field
         (`new_by`), may be sent again by the caller.
         """
-        tasks = tasks_to_insert(payloads, delay_s=delay_s, commit=commit, total=total, new_by=new_by)
+        tasks = tasks_to_insert(payloads, delay_s=delay_s, commit=commit, total=total, new_by=new_by, refs=refs)
         stream = _Stream(tasks, strict, encoding.default_when(delay_s), commit is not None)
         query, again = {"commit": commit, "total": total}, commit is not None and reads_alike(payloads)
         if new_by is not None:
             query["new_by"] = new_by
+        if refs:
+            query["refs"] = True
         try:
             advice = REPEAT_ALL if commit is not None else LOOK_FIRST if new_by is None else REPEAT_NEW
             found = self._wire.call_with_lines("insert", stream, query, self.name, again, advice)
@@ -250,7 +278,7 @@ class RemoteQueue(RemoteBase):
             raise
         new = int(found["inserted"])
         stream.check(new)
-        return new
+        return references(found["ids"], {*found["taken"]}, self) if refs else new
 
     def committed(self, name: str) -> CommitReport | None:
         """Return what was inserted under a commit's name, by whomever; None if nothing was decided yet."""

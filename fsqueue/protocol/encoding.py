@@ -55,7 +55,7 @@ class EncodedTask(NamedTuple):
 class Encoded:
     """A batch being filled, or full, on its way to the disk: `pieces` of its file, each of several whole lines."""
 
-    __slots__ = ("pieces", "priorities", "rank", "size", "tasks", "when")
+    __slots__ = ("pieces", "places", "priorities", "rank", "size", "tasks", "when")
 
     def __init__(self, when: When, priorities: list[Priority] | None = None) -> None:
         self.when = when
@@ -64,6 +64,8 @@ class Encoded:
         self.rank = rank_of(priorities[0]) if priorities else LAST
         """The rank of the batch's most urgent task."""
         self.pieces: list[bytes | memoryview] = []
+        self.places: list[int] = []
+        """The indices of the batch's tasks in the call, in their order. Empty if the stream does not keep them."""
         self.tasks = self.size = 0
 
     def take(self, piece: bytes | memoryview, tasks: int) -> None:
@@ -161,6 +163,10 @@ class TaskStream:
         """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
         self.number = 0
         """How many tasks the stretches before this one had."""
+        self.keeps_places = False
+        """Whether batches note where in the call their tasks stand. The caller may set it before it reads batches."""
+        self.next_place = 0
+        """The index in the call of the first task of the next stretch."""
         self.kinds: set[tuple[When, bool]] = set()
         """What went into batches in this stretch: available when, and whether with a priority."""
 
@@ -187,6 +193,8 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
     size: int
     priorities: list[Priority] | None
     """None if no task here has one."""
+    place: int
+    """The index of the first line in the call."""
 
 
 def _runs(
@@ -198,6 +206,7 @@ def _runs(
     lines: list[bytes] = []
     given: list[Priority] | None = None
     most, began = 1, monotonic()
+    place = stream.next_place
     is_begin = True  # no task of this stretch was handed on
     broken: Exception | None = None
     try:
@@ -210,8 +219,9 @@ def _runs(
                     keyed = encode(task, bytes_max, index, default)
                     if is_begin and not lines:  # nothing that came before it waits
                         stream.insert_keyed(keyed)
+                        place = index + 1
                         continue
-                    stream.keyed = keyed
+                    stream.keyed, stream.next_place = keyed, index + 1
                     break
                 at = available_from(task, index, default)
                 priority = None if task.priority is None else priority_of(task.priority, index)
@@ -219,24 +229,25 @@ def _runs(
                 if priority is not None or given is not None:
                     if priority is None or given is None or at != when:
                         if lines:
-                            yield Run(when, lines, size, given)
+                            yield Run(when, lines, size, given, place)
                             is_begin = False
                         when, lines, size, given = at, [], 0, None if priority is None else []
+                        place = index
                     if priority is not None and given is not None:
                         given.append(priority)
             else:
                 at, line = default, encode_task(item, bytes_max, index)
             if at is not when and at != when:
                 if lines:
-                    yield Run(when, lines, size, None)
+                    yield Run(when, lines, size, None, place)
                     is_begin = False
-                when, lines, size = at, [], 0
+                when, lines, size, place = at, [], 0, index
             lines.append(line)
             size += len(line)
             if len(lines) >= most or size >= RUN_BYTES_MAX:
-                yield Run(when, lines, size, given)
+                yield Run(when, lines, size, given, place)
                 is_begin = False
-                lines, size, now = [], 0, monotonic()
+                lines, size, place, now = [], 0, index + 1, monotonic()
                 given = None if given is None else []
                 most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)
                 began = now
@@ -244,7 +255,7 @@ def _runs(
         let_out(error)  # it may have come between a line and its size
         broken = error
     if lines:
-        yield Run(when, lines, size, given)
+        yield Run(when, lines, size, given, place)
     if broken is not None:
         raise broken
 
@@ -258,7 +269,7 @@ class SortWindow:
 
     def __init__(self) -> None:
         self.tasks = self.size = 0
-        self._found: dict[When, tuple[list[Priority], list[bytes]]] = {}
+        self._found: dict[When, tuple[list[Priority], list[bytes], list[int]]] = {}
 
     def has_room(self, tasks: int, size: int, batch_tasks: int) -> bool:
         """Return whether a group has room for `tasks` more tasks of `size` bytes, in batches of `batch_tasks`."""
@@ -268,13 +279,19 @@ class SortWindow:
         """Return whether the tasks fill a group, in batches of `batch_tasks`."""
         return self.size >= GROUP_BYTES_MAX or self.tasks >= GROUP_BATCHES_MAX * batch_tasks
 
-    def add(self, when: When, priorities: list[Priority], lines: list[bytes], size: int) -> None:
-        """Add tasks of `size` bytes that are available at the same time, with their priorities."""
+    def add(
+        self, when: When, priorities: list[Priority], lines: list[bytes], size: int, indices: Iterable[int] = ()
+    ) -> None:
+        """Add tasks of `size` bytes that are available at the same time, with their priorities.
+
+        `indices`: where in the call they stand, if that is kept.
+        """
         found = self._found.get(when)
         if found is None:
-            found = self._found[when] = ([], [])
+            found = self._found[when] = ([], [], [])
         found[0].extend(priorities)
         found[1].extend(lines)
+        found[2].extend(indices)
         self.tasks += len(lines)
         self.size += size
 
@@ -285,7 +302,7 @@ class SortWindow:
         """
         found = self._found
         self.tasks, self.size, self._found = 0, 0, {}
-        for when, (priorities, lines) in found.items():
+        for when, (priorities, lines, indices) in found.items():
             comparable: Sequence[Any] = priorities
             if set(map(type, priorities)) not in _COMPARABLE:
                 comparable = list(map(text_of, priorities))
@@ -300,6 +317,8 @@ class SortWindow:
                     content = b"".join(chosen)
                 batch = Encoded(when, [priorities[place] for place in places[first : first + len(chosen)]])
                 batch.take(content, len(chosen))
+                if indices:
+                    batch.places = [indices[place] for place in places[first : first + len(chosen)]]
                 first += len(chosen)
                 yield batch
 
@@ -383,11 +402,12 @@ def batches_of(
                 yield from _rest(window, per_batch, filling)
                 yield None
                 continue
-            when, lines, size, priorities = run
+            when, lines, size, priorities, place = run
             if priorities is not None:
                 if not window.has_room(len(lines), size, per_batch):
                     yield from window.drain(per_batch)
-                window.add(when, priorities, lines, size)
+                places = range(place, place + len(lines)) if stream.keeps_places else ()
+                window.add(when, priorities, lines, size, places)
                 stream.kinds.add((when, True))
                 number += len(lines)
                 if window.is_full(per_batch):
@@ -408,6 +428,8 @@ def batches_of(
                     stream.kinds.add((when, False))
                 more = lines[first : first + per_batch - target.tasks]
                 target.take(b"".join(more), len(more))
+                if stream.keeps_places:
+                    target.places += range(place + first, place + first + len(more))
                 first += len(more)
                 if target.tasks >= per_batch:
                     yield filling.pop(when)

@@ -9,14 +9,14 @@ inserted again into the new one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import TaskFileName
+from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out
 from fsqueue.protocol import insert_errors
@@ -58,11 +58,12 @@ def insert_many(
     total: int | None = None,
     inserter: SingleInserter | None = None,
     insert_keyed: InsertKeyed | None = None,
+    ids: InsertedIds | None = None,
 ) -> int:
     """Insert a stream of payloads or Tasks. Return how many are new.
 
     What is too little for task files goes to `inserter`, where that is given (see `_parts`). A task with a key goes to
-    `insert_keyed`, after all that came before it in the stream are in the queue.
+    `insert_keyed`, after all that came before it in the stream are in the queue. `ids` gets the ids of all others.
 
     After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
     `new`, and how to go on.
@@ -77,14 +78,20 @@ def insert_many(
         done.is_at_key = False
 
     stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
+    stream.keeps_places = ids is not None
     try:
         while True:
             for group in groups_of(batches_of(stream, store, default, batch_tasks, total)):
                 for part, is_appended in _parts(group, inserter):
                     if is_appended and inserter is not None:
-                        inserter.insert_all([task for encoded in part for task in encoded.each()])
+                        batch, indices = inserter.insert_all([task for encoded in part for task in encoded.each()])
+                        if ids is not None:
+                            ids.add(batch, indices, [place for encoded in part for place in encoded.places])
                     else:
-                        publish(store, part, done.group)
+                        published = publish(store, part, done.group)
+                        if ids is not None:
+                            for file, encoded in zip(published, part, strict=True):
+                                ids.add(file, range(encoded.tasks), encoded.places)
                     done.end_group(sum(encoded.tasks for encoded in part))
             if stream.keyed is None:
                 return done.new
@@ -100,6 +107,31 @@ def insert_many(
         done.take_in(error)
         done.group.secure(store)
         raise _broken_off(store, stream, done, error) from error if isinstance(error, OSError) else error.__cause__
+
+
+class InsertedIds:
+    """The ids of the tasks of a call, in the order of the call."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.taken: set[int] = set()
+        """The places in the call of tasks that were not inserted, since other tasks have their keys. These have the
+        ids."""
+
+    def add(self, batch: Batch, indices: Iterable[int], places: Sequence[int]) -> None:
+        """Take in where tasks of a batch stand in the call."""
+        for index, place in zip(indices, places, strict=True):
+            self.put(names.task_id(batch, index), place)
+
+    def put(self, task_id: str, place: int) -> None:
+        """Take in the id of one task, by its place in the call."""
+        if place == len(self.ids):
+            self.ids.append(task_id)
+            return
+        missing = place + 1 - len(self.ids)
+        if missing > 0:  # those between come later: tasks with priorities are sorted
+            self.ids.extend([""] * missing)
+        self.ids[place] = task_id
 
 
 def _parts(group: list[Encoded], inserter: SingleInserter | None) -> Iterator[tuple[list[Encoded], bool]]:
@@ -338,7 +370,7 @@ def insert_in_file(store: Store, task: EncodedTask) -> str:
         raise
 
 
-def publish(store: Store, group: list[Encoded], published: Published | None = None) -> list[str]:
+def publish(store: Store, group: list[Encoded], published: Published | None = None) -> list[Batch]:
     """Publish a group durably, and notify workers. Return the batches' ids. After an error some batches may be visible:
     `published` says which.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fsqueue import forks
@@ -111,6 +111,9 @@ class SingleInserter:
         """The name of a batch's task file that its latest task with a priority needs."""
         self._promised: TaskFileName | None = None
         """The one that this process knows to be durable."""
+        self._scattered: dict[tuple[Batch, int], Sequence[int]] = {}
+        """The indices of tasks that one append was to insert, and of which some may have come in by a second one: by
+        their batch and the index of the first one."""
         self._finding = resources.Mutex()
         self._synced = _Synced(store)
 
@@ -151,12 +154,13 @@ class SingleInserter:
             raise failed.of_one(self.store) from failed.__cause__
         return names.task_id(batch, index)
 
-    def insert_all(self, tasks: Sequence[EncodedTask]) -> None:
-        """Insert tasks, durably, by one append to one batch.
+    def insert_all(self, tasks: Sequence[EncodedTask]) -> tuple[Batch, Sequence[int]]:
+        """Insert tasks, durably, by one append to one batch. Return the batch, and their indices in it.
 
         AppendFailed tells how many of the first ones are in the queue. After any other error none is.
         """
-        self._insert(tasks)
+        batch, first = self._insert(tasks)
+        return batch, self._scattered.pop((batch, first), range(first, first + len(tasks)))
 
     def insert_together(self, tasks: Sequence[EncodedTask]) -> tuple[Batch, int, list[int]]:
         """Insert tasks, durably, all or none: as an update of one log, by one append.
@@ -357,6 +361,7 @@ class SingleInserter:
         layout = self.store.layout
         is_known, error = batch == self._named, None
         wait_s = BUSY_WAIT_S if is_known else 0.0
+        found: dict[str, int] = {}  # where those stand that were found after an error
         missing = pending
         identity, task = pending[0]
         is_usual = is_known and rank == LAST and len(pending) == 1 and together is None and task.when is NOW
@@ -378,6 +383,9 @@ class SingleInserter:
                         if rank == LAST or self._promised_in(locked, rank):
                             if together is None:
                                 index = self._append(locked, missing)
+                                if missing is not pending:  # the first append has left some, and these came behind
+                                    behind = {one: index + place for place, (one, _) in enumerate(missing)}
+                                    index = self._scatter(batch, pending, {**found, **behind})
                             else:
                                 index = self._append_together(locked, missing, together)
                             self._synced.wrote(batch, locked.log.end)
@@ -401,7 +409,7 @@ class SingleInserter:
             found, end = self._found(layout, batch, pending, error, closing=is_last and not is_full)
             missing = [(identity, task) for identity, task in pending if identity not in found]
             if not missing:
-                return _Appended(found[pending[0][0]], end, len(pending))
+                return _Appended(self._scatter(batch, pending, found), end, len(pending))
             if is_closed or is_last or is_full or isinstance(error, FileNotFoundError):
                 if found:
                     new = next(place for place, (identity, _) in enumerate(pending) if identity not in found)
@@ -411,6 +419,13 @@ class SingleInserter:
                 raise error  # none is in the queue
             wait_s = journals.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
+
+    def _scatter(self, batch: Batch, pending: Pending, found: Mapping[str, int]) -> int:
+        """Note where tasks of one append stand, which need not be side by side. Return the index of the first one."""
+        indices = [found[identity] for identity, _ in pending]
+        if len(indices) > 1:
+            self._scattered[batch, indices[0]] = indices
+        return indices[0]
 
     def _takes_now(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bool:
         """Return whether a locked batch takes the `pending` inserts. If its log is empty, add its first record.

@@ -57,6 +57,14 @@ def activity(found: fsqueue.Activity) -> dict[str, Any]:
     return found.as_dict() | {"holders": holders}
 
 
+def inserted(found: int | list[fsqueue.TaskRef]) -> dict[str, Any]:
+    """Return how many tasks are new; with references, also the ids, and the places of those that are not new."""
+    if isinstance(found, int):
+        return {"inserted": found}
+    taken = [place for place, ref in enumerate(found) if not ref.inserted]
+    return {"inserted": len(found) - len(taken), "ids": [ref.id for ref in found], "taken": taken}
+
+
 def leased(task: fsqueue.LeasedTask, with_queue: bool = False) -> dict[str, Any]:
     """Return what a worker needs of a task. A payload of bytes is in `b64`, as base64 text."""
     info = fsqueue.TaskInfo(task.id, "leased", task.payload).as_dict()

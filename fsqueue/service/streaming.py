@@ -80,12 +80,11 @@ async def _insert_lines(request: Request, given: dict[str, Any]) -> Response:
                 where = f"line {number}"
                 yield task_in(bodies.decoded(line, where), where)
 
-    def act() -> int:
+    def act() -> dict[str, Any]:
+        how = {name: given[name] for name in ("commit", "total", "new_by", "refs")}
         with gateway.served.queue(given["queue"]) as queue:
             try:
-                inserted: int = queue.insert_many(
-                    tasks(), commit=given["commit"], total=given["total"], new_by=given["new_by"]
-                )
+                found: int | list[fsqueue.TaskRef] = queue.insert_many(tasks(), **how)
             except BadField as error:
                 if error.new:
                     before = str(error).removesuffix(NOTHING_DONE)
@@ -95,11 +94,11 @@ async def _insert_lines(request: Request, given: dict[str, Any]) -> Response:
                 is_whole = given["commit"] is not None
                 error.detail += " Nothing was inserted." if is_whole else " The lines before that may be inserted."
                 raise
-            return inserted
+            return answers.inserted(found)
 
     with gateway.threads.one() as thread:
-        inserted = await asyncio.wrap_future(thread.submit(act))
-    return Json({"inserted": inserted}, 201 if inserted else 200)
+        answer = await asyncio.wrap_future(thread.submit(act))
+    return Json(answer, 201 if answer["inserted"] else 200)
 
 
 async def anext_of(parts: AsyncIterator[T]) -> T | None:

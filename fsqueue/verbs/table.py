@@ -145,7 +145,8 @@ OF_QUEUES: Sequence[Verb] = (
              Field("commit", "text", "The commit's name; the header Idempotency-Key is the same.", least=1, most=200),
              Field("total", "whole", "How many tasks there will be about.", most=1e12),
              Field("new_by", "text", "A field of the payloads: a payload is inserted unless the newest task with its "
-                   "value in this field has the same content.", least=1, most=FIELD_CHARS_MAX))),
+                   "value in this field has the same content.", least=1, most=FIELD_CHARS_MAX),
+             Field("refs", "flag", "Tell the ids of the tasks, too, in the order of the lines.", default=False))),
          absent="made", command="insert"),
     Verb("insert_many", "Insert a stream of tasks: see insert.", "once", absent="made", command="insert",
          here_only=("batch_tasks",)),

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, InvalidTask, Status, Task, TaskTooLarge
-from tests.conformance.kinds import A_FUNCTION, A_KEY, A_PART, ANY_VALUE
+from fsqueue import InvalidArgument, InvalidTask, Status, Task, TaskTooLarge, as_completed
+from tests.conformance.kinds import A_FUNCTION, A_KEY, A_PART, ANY_VALUE, lacks
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -137,6 +138,61 @@ def test_tasks_wait_for_their_time(queue: Any) -> None:
     queue.insert_many(["stream", Task("now", available_at=1)], delay_s=1000)
     assert queue.status() == Status(waiting=1, delayed=3)
     assert [task.payload for task in queue.lease(4)] == ["now"]
+
+
+REFERENCES = lacks(
+    commands="`insert` prints how many tasks are new; `update` prints the id of each.",
+    taskstore="Its ids are other numbers.",
+)
+
+
+@REFERENCES
+def test_references_to_the_tasks_of_a_stream_come_in_its_order(queue: Any) -> None:
+    for given in (
+        [*range(5)],
+        [Task(number, priority=-number % 7) for number in range(600)],
+        [Task(number, delay_s=number % 3 * 1000) for number in range(600)],
+        [Task(number, key=f"key {number}" if number % 50 == 7 else None) for number in range(300)],
+        [number if number % 4 else Task(number, priority="a", delay_s=number % 8) for number in range(700)],
+        [Task(0, key="first"), Task(1, key="second"), 2, Task(3, key="third"), 4],
+        [],
+    ):
+        refs = queue.insert_many(iter(given), refs=True)
+        assert len({ref.id for ref in refs}) == len(refs) == len(given)
+        assert all(ref.inserted for ref in refs)
+        found = queue.results_of(refs)
+        payloads = [one.payload if isinstance(one, Task) else one for one in given]
+        assert [found[ref.id].payload for ref in refs] == payloads
+
+
+@REFERENCES
+def test_references_wait_for_the_tasks_of_a_stream(queue: Any) -> None:
+    refs = queue.insert_many(range(100), refs=True)
+    for task in queue.lease(100, strict=True):
+        task.complete({"of": task.payload})
+    assert {ref.result()["of"] for ref in as_completed(refs, timeout_s=PATIENCE_S)} == {*range(100)}
+    assert [ref.result(timeout_s=0)["of"] for ref in refs] == [*range(100)]
+    assert queue.results_of(refs).keys() == {ref.id for ref in refs}
+
+
+@REFERENCES
+def test_a_task_whose_key_is_taken_gets_the_reference_to_the_other_one(queue: Any) -> None:
+    first = queue.insert("other", key="k")
+    refs = queue.insert_many(["a", Task("b", key="k"), "c"], refs=True)
+    assert [ref.inserted for ref in refs] == [True, False, True]
+    assert refs[1].id == first.id
+    assert queue.status() == Status(waiting=3)
+
+
+@REFERENCES
+def test_a_stream_that_may_be_an_earlier_call_s_gives_no_references(queue: Any) -> None:
+    for given in ({"commit": "all"}, {"new_by": "run"}):
+        with pytest.raises(InvalidArgument, match="Leave one of the two out"):
+            queue.insert_many([{"run": 1}], refs=True, **given)
+    with pytest.raises(InvalidTask, match="Task number 3") as refused:
+        queue.insert_many(["a", "b", float("nan")], refs=True)
+    assert (refused.value.inserted, refused.value.new) == (2, 2)
+    assert queue.status() == Status(waiting=2)
 
 
 class Stops(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -593,11 +594,29 @@ def test_a_second_try_publishes_only_what_the_first_did_not(
     sync = fs.sync_directory
     monkeypatch.setattr(staging, "move", moving)
     monkeypatch.setattr(fs, "sync_directory", lambda path: (synced.append(path), sync(path)))
-    assert q.insert_many(range(20), batch_tasks=1) == 20
+    refs = q.insert_many(range(20), batch_tasks=1, refs=True)
     assert sorted(payloads(q)) == list(range(20))
+    found = q.results_of(refs)
+    assert [found[ref.id].payload for ref in refs] == list(range(20))
     del moved[5]
     assert {f"{base_of(q)}/queue/{shard}" for shard in moved} <= set(synced), "what the first try published is durable"
     assert not files_below(base_of(q) / "staging")
+
+
+@pytest.mark.once
+def test_references_to_a_hundred_thousand_tasks_take_less_than_a_kibibyte_each(q: Queue) -> None:
+    count = 100_000
+    tracemalloc.start()
+    try:
+        refs = q.insert_many(range(count), refs=True)
+        taken, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / count < 400
+    assert peak / count < 1024
+    some = refs[:: count // 50]
+    found = q.results_of(some)
+    assert [found[ref.id].payload for ref in some] == [*range(0, count, count // 50)]
 
 
 @pytest.mark.once

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, InvalidTask, Queue, StorageError, StorageFull, Task
+from fsqueue import FsqueueError, InvalidTask, Queue, StorageError, StorageFull, Task, TaskRef
 from fsqueue.clock import ManualClock
 from fsqueue.errors import QueueFileLost
 from fsqueue.filesystem import LOST, Filesystem
@@ -642,14 +642,18 @@ def test_what_is_raised_says_how_many_of_several_tasks_are_in_the_queue(
     if not is_first:
         inserter.insert("before")
     trap.armed = True
-    error = raised(FsqueueError, lambda: inserter.insert_many(SEVERAL))
+    refs: list[TaskRef] = []
+    error = raised(FsqueueError, lambda: refs.extend(inserter.insert_many(SEVERAL, refs=True)))
     trap.armed = False
     there = [payload for payload in all_payloads(queue) if payload != "before"]
     assert len(set(there)) == len(there), "no task is there twice"
     if error is None:
         assert sorted(there) == SEVERAL
         assert inserted in (20, None)
+        found = queue.results_of(refs)
+        assert [found[ref.id].payload for ref in refs] == SEVERAL
         return
+    assert not refs
     assert trap.met
     assert error.new == error.inserted
     assert error.new is not None
@@ -719,8 +723,10 @@ def test_a_purge_in_the_middle_takes_all_of_several_tasks_along_and_they_are_ins
                 Queue(queue.path).purge()
             return done
 
-        assert trapped(queue, purge_then).insert_many(SEVERAL) == 20
+        refs = trapped(queue, purge_then).insert_many(SEVERAL, refs=True)
         assert purged
+        found = queue.results_of(refs)
+        assert [found[ref.id].payload for ref in refs] == SEVERAL
         assert sorted(all_payloads(queue)) == SEVERAL
 
 

@@ -27,7 +27,7 @@ IN_GROUPS = {"depends"}
 NAMED_OTHERWISE = {
     "complete": {"tasks"}, "renew": {"tokens", "lease_s"}, "release": {"tokens", "delay_s"}, "attach": {"token"},
     "change_settings": {"settings"}, "fail": {"token", "error", "delay_s"}, "bury": {"token", "reason"},
-    "insert": {"b64", "commit", "total", "new_by"},
+    "insert": {"b64", "commit", "total", "new_by", "refs"},
 }  # fmt: skip
 """Fields of requests that stand for what Python's methods take otherwise: leased tasks, bytes, any setting by name."""
 

@@ -46,7 +46,9 @@ def insert(queue: Queue) -> list[str]:
     second = queue.insert(Task(b"bytes", available_at=1.8e9))
     count: int = queue.insert_many(({"tile": n} for n in range(10)), batch_tasks=5, total=10, commit="seed")
     assert count in (0, 10)
-    changed: int = queue.insert_many([{"tile": 3, "zoom": 2}], new_by="tile")
+    changed: int = queue.insert_many([{"tile": 3, "zoom": 2}], new_by="tile", refs=False)
+    refs: list[fsqueue.TaskRef] = queue.insert_many(iter([1, 2]), delay_s=5, total=2, refs=True)
+    assert len(refs) == 2
     assert changed in (0, 1)
     assert first.inserted
     commit: fsqueue.Commit = queue.commit("more")
