@@ -33,16 +33,16 @@ class WithProducer(AfterDashes):
     cls=WithProducer,
     epilog=example(
         """seq 1000 | fsqueue insert Q
+fsqueue insert Q --csv sweep.csv --text id   # a row is {"alpha":0.5,"steps":100,"id":"17"}
+fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed
 fsqueue insert Q --task '{"tile": 7, "zoom": 2}'
 fsqueue insert Q tasks.jsonl --delay 10m
 fsqueue insert Q tasks.jsonl --priority due    # {"due":"2026-11-30","scan":7} comes before {"due":"2026-12-24",...}
-fsqueue insert Q --csv sweep.csv --text id   # a row is {"alpha":0.5,"steps":100,"id":"17"}
 fsqueue insert Q tasks.parquet   # also a directory of such files, as Spark writes them
 find /data -name '*.tif' | fsqueue insert Q --lines
 find /data -name '*.tif' -print0 | fsqueue insert Q -0
 fsqueue insert Q tasks.jsonl --key scan   # {"scan":"s7",...} is not inserted while another task with this scan waits
 fsqueue insert Q --csv sweep.csv --new-by run   # again and again, with the rows that were added and changed
-fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed
 fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif'   # nothing, if find fails
 fsqueue insert http://localhost:8750/fetch tasks.jsonl --commit seed-2026-11    # through a gateway"""
     ),

@@ -23,25 +23,36 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 GROUPS = {
-    "Every day": {
+    "Tasks and workers": {
         "create": ("queues", "Create a queue."),
-        "insert": ("inserting", "Insert tasks from JSON Lines, tables, lists, or what a command prints."),
-        "import": ("importing", "Take over the unfinished tasks of a FileQueue of python-task-queue, each once."),
-        "run": ("running", "Run a command for each task."),
+        "insert": ("inserting", "Insert tasks: JSON Lines, tables, lists, what a command prints."),
+        "run": ("running", "Run a command, or a Python function, for each task."),
         "slurm": ("slurm", "Submit an array job of workers to Slurm."),
-        "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
+        "spark": ("spark", "Queues and Spark: seed, audit, report, drain, requeue."),
+        "import": ("importing", "Take over the tasks of a FileQueue of python-task-queue."),
+    },
+    "What became of them": {
+        "status": ("watching", "Count the tasks; rates, time left, failures; --watch."),
         "wait": ("watching", "Wait until the queue is drained."),
-        "ls": ("looking", "List tasks."),
+        "ls": ("looking", "List tasks, or the queues of a group."),
         "show": ("looking", "Show all about one task, with its history."),
-        "results": ("results", "Print results beside their inputs, or write them as CSV, JSON Lines or Parquet."),
-        "dead": ("dead", "List, retry or purge dead letters."),
-        "retry": ("results", "Insert dead letters again, or completed tasks, for instance those with a bad result."),
-        "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
-        "serve": ("serving", "Serve a queue or a group over HTTP: for other hosts, programs and a browser."),
-        "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
+        "results": ("results", "Inputs beside results: CSV, JSON Lines or Parquet."),
+        "dead": ("dead", "List, retry or purge dead letters: tasks that were given up."),
+        "workers": ("workers", "List workers: what each holds, whether it is alive."),
+        "serve": ("serving", "Serve queues over HTTP: for other hosts and a browser."),
+    },
+    "To change what is to be done": {
+        "retry": ("results", "Insert dead letters again, or completed tasks."),
+        "cancel": ("leases", "Cancel waiting tasks."),
+        "change": ("changing", "Change the priority or the time of waiting tasks."),
+        "pause": ("queues", "Keep all workers from leasing tasks, until resume."),
+        "resume": ("queues", "End a pause."),
+        "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
+        "purge": ("queues", "Drop all tasks, keep the settings."),
+        "delete": ("queues", "Delete a queue."),
     },
     "Leases, for scripts": {
-        "lease": ("leases", "Lease tasks; prints their tokens."),
+        "lease": ("leases", "Lease tasks, and print their tokens."),
         "complete": ("leases", "Complete leased tasks."),
         "renew": ("leases", "Extend leases."),
         "release": ("leases", "Put leased tasks back."),
@@ -50,34 +61,34 @@ GROUPS = {
         "update": ("updating", "Change tasks in several queues of a group, all or nothing."),
     },
     "Upkeep": {
-        "cancel": ("leases", "Cancel waiting tasks."),
-        "change": ("changing", "Change the priority or the time of waiting tasks."),
-        "pause": ("queues", "Keep all workers from leasing tasks, until resume."),
-        "resume": ("queues", "End a pause."),
         "set": ("queues", "Change settings of a queue in use, or show them."),
-        "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
-        "purge": ("queues", "Drop all tasks, keep the settings."),
-        "delete": ("queues", "Delete a queue."),
         "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
-        "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
-        "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
-        "completion": ("main", "Print a shell completion script."),
+        "doctor": ("doctor", "Check whether a mount is fit for a queue."),
+        "fsck": ("fsck", "Check all that a queue has on disk; --repair mends it."),
     },
-    "Laboratory": {
+    "Help and laboratory": {
+        "help": ("main", "Print all about a command, or about fsqueue."),
+        "completion": ("main", "Print a completion script for bash, zsh or fish."),
         "bench": ("bench", "Measure what a queue does on your filesystem."),
-        "simulate": ("simulating", "Simulate a relaxed priority queue: how far from the first a pop is."),
+        "simulate": ("simulating", "Simulate a relaxed priority queue."),
     },
 }
 """The commands by what they are for: the module that has each (as an attribute of the same name, with `_` for `-`), and
 its line in the help."""
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
-EPILOG = """\b
+FIRST = """\
 Example:
   fsqueue create /scratch/me/tiles
   seq 1000 | fsqueue insert /scratch/me/tiles
   fsqueue run /scratch/me/tiles -j 4 -- ./process {}
-  fsqueue status /scratch/me/tiles
+  fsqueue status /scratch/me/tiles"""
+MORE = """\
+'fsqueue COMMAND --help' shows a command on one screen, 'fsqueue help COMMAND'
+all about it. 'fsqueue help' has the exit codes, durations and --json, too."""
+
+EPILOG = f"""\b
+{FIRST}
 
 \b
 Durations are seconds (90, 1.5), units (5m, 1h30m, 7d) or clocks (1:00:00, 2-12:00:00).
@@ -132,8 +143,15 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
         for title, commands in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(f"{name:<{width}}", short) for name, (_, short) in commands.items()])
+            lines = [f"  {name:<{width}}  {short}" for name, (_, short) in commands.items()]
+            formatter.write("\n".join(["", f"{title}:", *lines, ""]))
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands and an example; `fsqueue help` writes the rest, too."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_commands(ctx, formatter)
+        formatter.write("\n".join(["", FIRST, "", MORE, ""]))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -265,8 +283,37 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 def cli() -> None:
     """A task queue that is a directory on a shared filesystem.
 
-    A queue is named by its path, also written fq://path. 'fsqueue COMMAND --help' tells more about a command.
+    A queue is named by its path, also written fq://path.
     """
+
+
+@click.command(
+    "help",
+    epilog="""\b
+Example:
+  fsqueue help run
+  fsqueue help dead list
+  fsqueue help | grep Durations""",
+)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.pass_context
+def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Print all about a command, on a terminal through a pager ($PAGER, else less).
+
+    Without a COMMAND: all commands by theme, the exit codes, and what durations and --json are. 'man fsqueue-run' shows
+    the same where the manual pages were installed.
+    """
+    from . import short_help
+
+    top = ctx.find_root()
+    found, command = top, top.command
+    for word in words:
+        if not isinstance(command, click.Group):
+            raise click.UsageError(f"'{found.command_path}' has no commands below it, so '{word}' is none.")
+        _, below, _ = command.resolve_command(found, [word])
+        assert below is not None  # else that was an error
+        command, found = below, click.Context(below, found, info_name=word)
+    printing.say_in_pages(short_help.whole(command, found))
 
 
 @click.command(

@@ -187,7 +187,16 @@ def at_argument(command: click.Command, words: Sequence[str], number: int) -> in
     return None
 
 
-class AfterDashes(click.Command):
+class OneScreen(click.Command):
+    """A command whose `--help` is one screen, since the whole is longer (`fsqueue help COMMAND`)."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from . import short_help
+
+        short_help.write(short_help.SHORT[self.name or ""], self, ctx, formatter)
+
+
+class AfterDashes(OneScreen):
     """A command line in which everything after the first `--` is another one, `ctx.meta["command"]`.
 
     `only_with`: an option without which `--` means what it means elsewhere.

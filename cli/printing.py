@@ -56,6 +56,16 @@ def say(*lines: object) -> None:
         _print(plain(str(line)))
 
 
+def say_in_pages(text: str) -> None:
+    """Print lines that may be more than a screen: on a terminal through the user's pager, if there is one."""
+    if not is_screen(sys.stdout):
+        say(*text.split("\n"))
+        return
+    os.environ.setdefault("LESS", "FRX")  # end at once if it is one screen, as git has it
+    with unguarded():
+        click.echo_via_pager(_DRIVING_WITHIN_LINES.sub(_escaped, text))
+
+
 def _print(text: str) -> None:
     """Print a line, which is harmless, on standard output; if that fails and `done` is on, on standard error."""
     done_now = _Done.now

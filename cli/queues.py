@@ -32,7 +32,7 @@ from .common import (
     queues_argument,
     yes_option,
 )
-from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
+from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, OneScreen, limit
 from .printing import complain, hint, print_done, print_json, quoted, say
 from .targets import Target, Targets, group_named, is_address, one_queue
 
@@ -43,11 +43,12 @@ DEFAULTS = fsqueue.Settings()
 
 
 @click.command(
+    cls=OneScreen,
     epilog=example(
         """fsqueue create /scratch/me/tiles
 fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3
 fsqueue create --group /scratch/me/crawl --lease 5m      # its queues come into being when tasks are inserted"""
-    )
+    ),
 )
 @queue_argument
 @click.option("--group", "is_group", is_flag=True,

@@ -133,13 +133,19 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
     "--jobs",
     type=Processes(min=1),
     default=1,
+    metavar="N|auto",
     help="Tasks at a time, a process each. auto: one for each processor of the job or machine, or for fewer GPUs [1].",
 )
 @click.option("--gpus-per-task", type=number, metavar="N",
               help="Give each process N of the visible GPUs for itself.")  # fmt: skip
-@click.option("--threads", type=number, help="Call functions in this many threads of one process, not in processes.")
 @click.option(
-    "--prefetch", type=number, help="Tasks to lease at a time for each process [as many as are quickly done]."
+    "--threads", type=number, metavar="N", help="Call functions in this many threads of one process, not in processes."
+)
+@click.option(
+    "--prefetch",
+    type=number,
+    metavar="N",
+    help="Tasks to lease at a time for each process [as many as are quickly done].",
 )
 @click.option("--tasks-per-command", type=click.IntRange(min=1, max=TASKS_PER_COMMAND_MAX), metavar="N",
               help="Give COMMAND up to N tasks, each a line of JSON on standard input.")  # fmt: skip
@@ -172,9 +178,9 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
-@click.option("--max-attempts", type=ATTEMPTS, callback=lambda _, __, value: limit(value),
+@click.option("--max-attempts", type=ATTEMPTS, metavar="N", callback=lambda _, __, value: limit(value),
               help="Attempts before a task becomes a dead letter, or 'none' [none: as the queue says].")  # fmt: skip
-@click.option("--max-tasks", type=number, help="Stop after this many tasks.")
+@click.option("--max-tasks", type=number, metavar="N", help="Stop after this many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")

@@ -28,7 +28,7 @@ from fsqueue.worker import (
 from .campaign import JOBS_MAX, Campaign, Relay
 from .campaign import name as campaign_name
 from .common import NOTHING_EXIT, example, json_option, path_of, queue_at, search_working_directory
-from .options import takes_value
+from .options import OneScreen, takes_value
 from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
 
@@ -79,7 +79,7 @@ _DEVICES = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES
 _HAS_DEVICES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
 
 
-class Submission(click.Command):
+class Submission(OneScreen):
     """Queues, then options in any order: its own, those of `run`, any of sbatch; after `--` the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

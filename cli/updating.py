@@ -24,7 +24,7 @@ from .common import (
     queue_at,
     worker_option,
 )
-from .options import DURATION
+from .options import DURATION, OneScreen
 from .printing import complain, print_done, print_json, quoted
 from .targets import is_address, why_lost
 
@@ -78,6 +78,7 @@ class Typed(NamedTuple):
 
 
 @click.command(
+    cls=OneScreen,
     epilog=example(
         """fsqueue update /scratch/me/crawl --complete fetch="$token" --insert extract='{"page": 1}'
 fsqueue update "$FSQUEUE_QUEUE" --complete "$FSQUEUE_TOKEN" --insert extract=1 --insert extract=2   # within a command
@@ -85,7 +86,7 @@ fsqueue update /scratch/me/crawl --cancel fetch=ID@VERSION --insert fetch='{"pag
 fsqueue update /scratch/me/crawl --insert extract=1 --depends leader="$token"     # only while that lease holds
 fsqueue update /scratch/me/crawl --json < operations.jsonl
 fsqueue update http://localhost:8750/ --complete fetch="$token" --insert extract='{"page": 1}'   # a gateway's group"""
-    )
+    ),
 )
 @click.argument("group", metavar="GROUP")
 @click.option("--complete", "completes", metavar="[QUEUE=]TOKEN", multiple=True, help="Complete a leased task.")

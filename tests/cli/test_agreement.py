@@ -69,7 +69,7 @@ def test_where_has_the_same_fields_in_all_commands(fsqueue_cli: Run, queue: Queu
 DESTROYS = {"cancel": ["--where", "payload>=0"], "dead purge": [], "delete": [], "purge": []}
 REPEATS = {"retry", "dead retry", "release-all", "spark requeue"}
 DOES_NOT_ASK = {
-    **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion"), "it reads"),
+    **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion", "help"), "it reads"),
     **dict.fromkeys(("spark audit", "spark report"), "it reads"),
     **dict.fromkeys(("doctor", "bench", "simulate"), "it works on files of its own"),
     **dict.fromkeys(("create", "insert", "import", "spark seed"), "it adds, and replaces nothing"),
@@ -148,12 +148,16 @@ def test_no_page_calls_a_task_failed(page: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in commands()}))
 def test_help_calls_no_task_failed_and_has_one_meaning_for_exit_code_3(fsqueue_cli: Run, name: str) -> None:
-    said = fsqueue_cli(*name.split(), "--help").stdout
+    said = fsqueue_cli("help", *name.split()).stdout
     assert [found[0] for found in FAILED_TASKS.finditer(said)] == []
     assert all(line.split()[1:4] == ["nothing", "to", "do:"] for line in said.splitlines() if re.match(r" +3  ", line))
 
 
-PRINTS_NO_DATA = {"completion": "a script for a shell", "serve": "its address, for a script, and a log"}
+PRINTS_NO_DATA = {
+    "completion": "a script for a shell",
+    "help": "a text",
+    "serve": "its address, for a script, and a log",
+}
 LISTS = {"ls": 8, "results": 4, "dead list": 1, "lease": 2, "fsck": 0}
 """Commands that print a line for each task or finding, and how many they have in the queue of the test."""
 ARGUMENTS = {

@@ -20,23 +20,25 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.once
 
 
-def test_help_lists_every_command(fsqueue_cli: Run) -> None:
-    help_text = fsqueue_cli("--help").output
+@pytest.mark.parametrize("typed", ["help", "--help"])
+def test_help_lists_every_command(fsqueue_cli: Run, typed: str) -> None:
+    help_text = fsqueue_cli(typed).output
     for name, (_, short) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(short[:20])}", help_text, re.MULTILINE)
 
 
-def test_help_has_the_commands_in_four_groups(fsqueue_cli: Run) -> None:
-    help_text = fsqueue_cli("--help").output
-    titles = re.findall(r"^(\S.*):$", help_text, re.MULTILINE)
+def test_help_has_the_commands_by_theme(fsqueue_cli: Run) -> None:
+    titles = re.findall(r"^(\S.*):$", fsqueue_cli("help").output, re.MULTILINE)
     assert titles == ["Options", *GROUPS]
-    assert len(GROUPS) == 4
+    titles = re.findall(r"^(\S.*):$", fsqueue_cli("--help").output, re.MULTILINE)
+    assert titles == [*GROUPS, "Example"]
+    assert len(GROUPS) == 6
     assert sum(map(len, GROUPS.values())) == len(COMMANDS)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "dead list", "dead retry", "dead purge"])
 def test_every_command_has_help_with_an_example(fsqueue_cli: Run, name: str) -> None:
-    help_text = fsqueue_cli(*name.split(), "--help").output
+    help_text = fsqueue_cli("help", *name.split()).output
     assert name == "dead" or f"Example:\n  " in help_text  # noqa: F541
     assert name == "dead" or f"fsqueue {name}" in help_text
     assert max(map(len, help_text.splitlines())) <= 130
@@ -46,8 +48,8 @@ def test_every_command_has_help_with_an_example(fsqueue_cli: Run, name: str) -> 
 @pytest.mark.parametrize("name", ["run", "dead list", "release-all", "spark seed"])
 def test_the_help_is_whole_where_python_leaves_docstrings_out(fsqueue_cli: Run, name: str) -> None:
     code = "from fsqueue_cli.main import cli; cli(prog_name='fsqueue')"
-    done = subprocess.run([sys.executable, "-OO", "-c", code, *name.split(), "--help"], capture_output=True, text=True)
-    assert done.stdout.split() == fsqueue_cli(*name.split(), "--help").output.split()
+    done = subprocess.run([sys.executable, "-OO", "-c", code, "help", *name.split()], capture_output=True, text=True)
+    assert done.stdout.split() == fsqueue_cli("help", *name.split()).output.split()
     assert done.returncode == 0
 
 

@@ -145,7 +145,7 @@ def test_history_is_kept_by_days(fsqueue_cli: Run, queue: Queue) -> None:
 
 
 def test_the_help_tells_all_exit_codes_and_what_a_duration_is(fsqueue_cli: Run) -> None:
-    text = fsqueue_cli("--help").stdout
+    text = fsqueue_cli("help").stdout
     raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
     for code in {0, *raised, 3, 9, 10, 11, 12, 124, 130, 141}:
         assert re.search(rf"^    {code} +\w", text, re.MULTILINE), code
