@@ -184,6 +184,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("bench",): [["Q", "--tasks", "1", "--duration", "0.01"]],
     ("simulate",): [["--pops=50", "--lag=10"], ["--lag=10", "--figures"]],
     ("completion",): [["bash"]],
+    ("help",): [["run"]],
     ("serve",): [["Q", "--listen", EVIL], ["FILE", "--listen", "nowhere"]],
     ("update",): [["Q"], ["Q", "--insert", f"{EVIL}={EVIL}"], ["Q", "--complete", "TOKEN", "--insert", "q=1"]],
     ("spark", "seed"): [["Q", EVIL]],

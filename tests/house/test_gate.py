@@ -47,7 +47,9 @@ class Clone:
         (path / ".gitignore").write_text("/.venv*/\n")
         (path / "file").write_text("first\n")
         places = [programs / name for name in ("ruff", "codespell", "mypy", "python")]
-        places += [path / "scripts" / name for name in ("setup-chromium", "lab/setup", "test-oldest-spark")]
+        places += [
+            path / "scripts" / name for name in ("setup-chromium", "setup-groff", "lab/setup", "test-oldest-spark")
+        ]
         for place in places:
             place.write_text(PROGRAM)
             place.chmod(0o755)

@@ -22,6 +22,7 @@ from tests.waiting import PATIENCE_S
 
 NAME = "fsqueue-tasks"
 """The distribution's name. `fsqueue` is another program's on the package index."""
+MAN = TOP / "man"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("target")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(TOP / name, tree)
-    for name in ("fsqueue", "cli", "tests"):
+    for name in ("fsqueue", "cli", "man", "tests"):
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     # The virtual environment is this one: a new one would ask a package index for what the package needs.
     typed = Typed(tree, "README.md", {"python3 -m venv ~/fsqueue && . ~/fsqueue/bin/activate": ":"}, {})
@@ -45,6 +46,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert typed.printed is not None
     assert typed.printed.endswith("fsqueue 0.1.0\n")
     assert (target / "fsqueue" / "__init__.py").exists()
+    assert (target / "share" / "man" / "man1" / "fsqueue-run.1").exists()
     return tree
 
 
@@ -63,7 +65,8 @@ def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) ->
     }
     assert "pyspark_fsqueue/__init__.py" in expected
     assert {"fsqueue/py.typed", "fsqueue/webpages/templates/base.html"} <= expected
-    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+    pages = {f"{NAME.replace('-', '_')}-0.1.0.data/data/share/man/man1/{path.name}" for path in MAN.iterdir()}
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected | pages
 
 
 def test_the_sdist_holds_what_is_installed_and_no_tests(tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_the_sdist_holds_what_is_installed_and_no_tests(tmp_path: Path) -> None:
         for tree in ("fsqueue", "cli")
         for file in (TOP / tree).rglob("*")
         if file.suffix == ".py" or file.name == "py.typed" or file.parent.name == "templates"
-    }
+    } | {f"man/{page.name}" for page in MAN.iterdir()}
 
 
 def test_a_zip_file_says_what_it_cannot_do(tmp_path: Path) -> None:
