@@ -17,7 +17,7 @@ LAYERS = (
     "user_code", "cluster", "storage", "leased_task", "protocol", "views", "verbs", "upkeep", "doctor",
     "administration", "arguments", "fsck", "maintenance", "commit", "new_rows", "poll", "asyncpoll", "queue",
     "several", "groups", "functions", "then", "worker", "metrics", "webpages", "spark", "client", "compat",
-    "service",
+    "service", "__main__",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 

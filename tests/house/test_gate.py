@@ -48,7 +48,8 @@ class Clone:
         (path / "file").write_text("first\n")
         places = [programs / name for name in ("ruff", "codespell", "mypy", "python")]
         places += [
-            path / "scripts" / name for name in ("setup-chromium", "setup-groff", "lab/setup", "test-oldest-spark")
+            path / "scripts" / name
+            for name in ("setup-chromium", "setup-groff", "lab/setup", "test-oldest-spark", "check-release")
         ]
         for place in places:
             place.write_text(PROGRAM)
@@ -148,7 +149,9 @@ def test_the_gate_leaves_out_what_is_thorough_and_all_does_not(clone: Clone) -> 
     every, *_ = pytest_calls(clone.run("--all")[1])
     assert "-m not thorough" in gate
     assert "thorough" not in every
-    assert any(call.startswith("test-oldest-spark") for call in clone.run("--all")[1])
+    calls = clone.run("--all")[1]
+    assert any(call.startswith("test-oldest-spark") for call in calls)
+    assert any(call.startswith("check-release") for call in calls)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -23,6 +23,8 @@ from tests.waiting import PATIENCE_S
 NAME = "fsqueue-tasks"
 """The distribution's name. `fsqueue` is another program's on the package index."""
 MAN = TOP / "man"
+LINK = re.compile(r"\]\((?!https?://|#)([^)\s]+)\)")
+"""A link to a file beside the page."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("target")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(TOP / name, tree)
-    for name in ("fsqueue", "cli", "man", "tests"):
+    for name in ("fsqueue", "cli", "docs", "man", "tests"):
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     # The virtual environment is this one: a new one would ask a package index for what the package needs.
     typed = Typed(tree, "README.md", {"python3 -m venv ~/fsqueue && . ~/fsqueue/bin/activate": ":"}, {})
@@ -80,7 +82,9 @@ def test_the_sdist_holds_what_is_installed_and_no_tests(tmp_path: Path) -> None:
     [path] = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {name for name in held if name.startswith(("tests", "scripts", "docs"))} == set()
+    assert {name for name in held if name.startswith(("tests", "scripts"))} == set()
+    links = {target.partition("#")[0] for target in LINK.findall(text_of("README.md"))}
+    assert {link for link in links if link.rstrip("/") not in held} == set(), "README.md leads to what the sdist lacks"
     assert held >= {
         str(file.relative_to(TOP))
         for tree in ("fsqueue", "cli")
@@ -125,6 +129,41 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(info.replace("METADATA", "entry_points.txt")).decode())
     assert dict(scripts["console_scripts"]) == {"fsqueue": "fsqueue_cli.entry:main"}
+
+
+def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel: zipfile.ZipFile) -> None:
+    """A link to a file would be looked for on the index. README.md has many, and is not what the index shows."""
+    info = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
+    head, _, shown = wheel.read(info).decode().partition("\n\n")
+    assert shown.strip() == text_of("docs/package.md").strip()
+    assert "Description-Content-Type: text/markdown" in head
+    assert LINK.findall(shown) == []
+    assert LINK.findall(text_of("README.md")) != []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/package.md"])
+def test_a_page_lists_the_extras(page: str) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(TOP / "setup.cfg")
+    ours = {"test", "bench"}  # for those who work on fsqueue
+    table = text_of(page).partition("| extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(setup["options.extras_require"]) - ours
+
+
+def test_the_citation_names_this_version() -> None:
+    import fsqueue
+
+    lines = (TOP / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {fsqueue.__version__}" in lines
+    assert "license: BSD-3-Clause" in lines
+    assert "cff-version: 1.2.0" in lines
+
+
+def test_python_m_is_the_command() -> None:
+    for module in ("fsqueue", "fsqueue_cli"):
+        done = subprocess.run([sys.executable, "-m", module, "help", "wait"], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("Usage: fsqueue wait")
 
 
 def test_the_installed_version_is_the_tree_s() -> None:
