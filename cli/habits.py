@@ -15,6 +15,9 @@ COMMANDS = {
     "stop": _END_WORK,
     "info": "'fsqueue status Q' counts the tasks, 'fsqueue show Q TASK' tells all about one, and 'fsqueue set Q' shows "
     "the settings.",
+    **dict.fromkeys(
+        ("parallel", "xargs", "each"), "'fsqueue map -- COMMAND {} ::: A B' runs a command for each argument."
+    ),
     "clean": "'fsqueue gc Q' removes leftovers, 'fsqueue purge Q' drops all tasks, and 'fsqueue delete Q' the queue.",
 }
 """What to type instead of a command."""

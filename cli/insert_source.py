@@ -265,6 +265,16 @@ class Source:
         is_bad = self._bad is not None or self._input.signal is not None
         return is_bad or (self.producer is not None and self.producer.exit_code != 0)
 
+    @property
+    def fault(self) -> str | None:
+        """Return which line has ended the input, and why; None if none has."""
+        return None if self._bad is None else f"{self.place} {self._bad}"
+
+    @property
+    def signal(self) -> int | None:
+        """Return the signal that has ended the reading; None if none has."""
+        return self._input.signal
+
     def forget_signal(self) -> None:
         """Forget a signal that came when all was inserted."""
         self._input.signal = None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Tasks and workers": {
+        "map": ("mapping", "Run a command for each argument, file name or line, and end."),
         "create": ("queues", "Create a queue."),
         "insert": ("inserting", "Insert tasks: JSON Lines, tables, lists, what a command prints."),
         "run": ("running", "Run a command, or a Python function, for each task."),

@@ -692,8 +692,8 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
         raise click.UsageError(f"{' and '.join(given)} were given. {either}")
     if LIST in queues:
         raise click.UsageError(
-            f"{LIST!r} is GNU parallel's. Here the tasks come first: printf '%s\\n' A B | fsqueue insert Q --lines. "
-            "Then: fsqueue run Q -- COMMAND {}."
+            f"{LIST!r} is for 'fsqueue map -- COMMAND {{}} ::: A B'. Of a queue the tasks come first: "
+            "printf '%s\\n' A B | fsqueue insert Q --lines. Then: fsqueue run Q -- COMMAND {}."
         )
     if len(queues) > 1:
         typed = click.get_current_context().meta["typed"]

@@ -87,6 +87,35 @@ SHORT = {
             },
         },
     ),
+    "map": Short(
+        "Run COMMAND for each ARGUMENT, each line of FILE, or of standard input, and end. '{}' in COMMAND stands for "
+        "it, and is added if COMMAND has no placeholder. The tasks are in the queue Q [fsqueue-map-1, 2, …].",
+        {
+            "Input": {
+                "--null": "Items of the input end with NUL.",
+                "--stdin": "Give COMMAND the argument on standard input.",
+                "--dry-run": "Print the command of each argument, and end.",
+            },
+            "How many at a time": {
+                "--jobs": "Tasks at a time [auto: one for each processor].",
+                "--gpus-per-task": "",
+            },
+            "Failures and time": {
+                "--max-attempts": "Attempts before a task is given up [1].",
+                "--task-timeout": "",
+                "--stop-after-failures": "Stop when N attempts in a row have failed.",
+                "--max-runtime": "",
+                "--grace": "How long tasks may go on when it must stop [10].",
+            },
+            "Output and results": {
+                "--result-stdout": "What COMMAND prints is the task's result.",
+                "--output": "When to pass output on.",
+                "--tag": "",
+                "--keep-output": "Keep the output of each attempt in DIR.",
+                "--json": "",
+            },
+        },
+    ),
     "run": Short(
         "Run COMMAND, or a Python function, for each task of the queues Q. In COMMAND, '{}' stands for the payload, "
         "and '{field}' for a field of it.",

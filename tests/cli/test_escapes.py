@@ -185,6 +185,8 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("simulate",): [["--pops=50", "--lag=10"], ["--lag=10", "--figures"]],
     ("completion",): [["bash"]],
     ("help",): [["run"]],
+    ("map",): [["--", "true", ":::", EVIL], ["Q", "--", "true", ":::", EVIL], [EVIL, "--", "true", EVIL],
+               ["--dry-run", "--", "echo", ":::", EVIL], ["--", EVIL, ":::", EVIL], ["--", "echo", "::::", EVIL]],
     ("serve",): [["Q", "--listen", EVIL], ["FILE", "--listen", "nowhere"]],
     ("update",): [["Q"], ["Q", "--insert", f"{EVIL}={EVIL}"], ["Q", "--complete", "TOKEN", "--insert", "q=1"]],
     ("spark", "seed"): [["Q", EVIL]],

@@ -141,11 +141,13 @@ PLANS = {
             "render": '#!/bin/sh\n[ "$1 $3" = "--tile --out" ] && echo "$2" >"$4"\n',
         },
     ),
+    "docs/from-parallel.md": Plan(files={"a.log": "one\n", "b c.log": "two\n", "a.txt": "a", "b.txt": "b"}),
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
     "docs/order.md": Plan(
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
         files={"scans.jsonl": '{"scan": 7}\n{"scan": "7"}\n{}\n'},
     ),
+    "docs/package.md": Plan(instead={"seq 1 1000": "seq 1 20", "range(1000)": "range(20)"}, names={"render": int}),
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),
@@ -440,7 +442,8 @@ OF_SCRIPTS = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
     every = set().union(*OPTIONS.values())
-    for span in re.findall(r"`([^`\n]+)`", prose(text_of(page))):
+    spans = re.findall(r"`([^`\n]+)`", prose(text_of(page)))
+    for span in (part for whole in spans for part in whole.split(" && ")):
         if span.startswith("set -"):  # the shell's
             continue
         words = re.split(r" (?:--|\|) ", span)[0].removeprefix("fsqueue ").split()

@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
-NO_QUEUE = {"create", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm"}
+NO_QUEUE = {"create", "map", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm"}
 """What makes a queue, takes none, or takes one place and says itself which (docs/serve.md, doctor.md, hpc.md)."""
 
 

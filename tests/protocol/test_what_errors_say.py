@@ -570,6 +570,7 @@ OTHERS = {
     "cli/insert_input.py": "said before anything was inserted",
     "cli/insert_source.py": "made of the error's numbers, or said before anything was inserted",
     "cli/inserting.py": "said before anything was inserted, or of a name that is used up",
+    "cli/mapping.py": "said before anything was inserted: tests/cli/test_map.py",
     "cli/slurm.py": "no error of an insert",
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/compat/taskqueue.py": "an argument that is refused first",
