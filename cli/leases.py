@@ -159,7 +159,7 @@ def _say_left_out(q: AnyQueue, ids: list[str], tasks: list[fsqueue.LeasedTask]) 
         complain("standard input names no task")
     left_out = [one for one in ids if one not in {task.id for task in tasks}]
     states = {one: state_of(q, one) for one in left_out}
-    held_up = _why_nothing(q)
+    held_up = _why_nothing(q) if "waiting" in states.values() else NOTHING_AVAILABLE
     unknown = [one for one in left_out if states[one] is None]
     say_unknown(unknown)
     for one in left_out:

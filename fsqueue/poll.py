@@ -9,7 +9,8 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from fsqueue import forks
 from fsqueue.arguments import HasStore, one_of, whole
@@ -54,6 +55,8 @@ from fsqueue.user_code import UserCodeError, user_function, user_items
 from fsqueue.views import inspection
 
 logger = logging.getLogger("fsqueue")
+
+Found = TypeVar("Found")
 
 Until = Literal["drained", "forever"]
 Errors = Literal["record", "raise"]
@@ -236,7 +239,8 @@ class _LookPauses:
     def __init__(self, timeout_s: float | None, of: HasClock) -> None:
         self._timeout_s = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
         self._clock, self._entropy = of.clock, of.entropy
-        self._began = self._since = self._looks_at = self._clock.monotonic()
+        self._began = self._since = self._woke_at = self._clock.monotonic()
+        self._looked_s = 0.0
 
     def shorten(self) -> None:
         """Begin with short pauses again: the last look has found something."""
@@ -247,18 +251,22 @@ class _LookPauses:
         """Return how many seconds have passed since the beginning."""
         return self._clock.monotonic() - self._began
 
+    def timed(self, look: Callable[[], Found]) -> Found:
+        """Look, and return what was found. The next pause is in proportion to the time that this took."""
+        begun = self._clock.monotonic()
+        found = look()
+        self._looked_s += self._clock.monotonic() - begun
+        return found
+
     def sleep(self) -> bool:
-        """Sleep until the next look. False, at once, if the time is over."""
-        now = self._clock.monotonic()
-        left_s = self._began + self._timeout_s - now
-        if left_s <= 0:
+        """Sleep until the next look. False, at once, if the last looks began when the time was over."""
+        if self._woke_at >= self._began + self._timeout_s:
             return False
-        pause_s = max(
-            _pause_s(now - self._since, RESULT_S, self._entropy), (now - self._looks_at) * (1 / LOOK_SHARE - 1)
-        )
+        now = self._clock.monotonic()
+        pause_s = max(_pause_s(now - self._since, RESULT_S, self._entropy), self._looked_s * (1 / LOOK_SHARE - 1))
         open_logs.let_go()
-        self._clock.sleep(min(pause_s, left_s))
-        self._looks_at = self._clock.monotonic()
+        self._clock.sleep(max(0.0, min(pause_s, self._began + self._timeout_s - now)))
+        self._woke_at, self._looked_s = self._clock.monotonic(), 0.0
         return True
 
 
@@ -280,7 +288,7 @@ def result_of(
                 f"The task {task_id} is {found.state} still, after {round(pauses.waited_s, 2):g} s. It goes on: wait "
                 "for its result again, or cancel it."
             )
-        found = look(task_id)
+        found = pauses.timed(lambda: look(task_id))
     if found.state == CANCELLED:
         raise TaskFailed(f"The task {task_id} was cancelled: it has no result.", found)
     if found.state == DEAD:
@@ -299,7 +307,8 @@ def as_completed(refs: Iterable[TaskRef], timeout_s: float | None = None) -> Ite
     `timeout_s` seconds after the first was asked for; InvalidArgument for what is no TaskRef with a queue.
 
     The queues are looked at again and again, 10 ms after a task has ended and then more and more rarely, down to once
-    in 2 s; looking takes a fifth of the time at most. A look reads each batch that has some of the tasks, once.
+    in 2 s; looking takes a fifth of the time at most. A look reads each batch that has some of the tasks, once, and the
+    history of those of which a task has ended.
     """
     pending: dict[TellsOfTasks, dict[str, TaskRef]] = {}
     for ref in user_items(refs) if isinstance(refs, Iterable) else [refs]:
@@ -314,12 +323,15 @@ def _as_completed(pending: dict[TellsOfTasks, dict[str, TaskRef]], timeout_s: fl
     while pending:
         has_found = False
         for queue, waited_for in [*pending.items()]:
-            found = queue.results_of(waited_for)
-            pauses = pauses or _LookPauses(timeout_s, queue.store)
+            if pauses is None:
+                found = queue.results_of(waited_for)
+                pauses = _LookPauses(timeout_s, queue.store)
+            else:
+                found = pauses.timed(partial(queue.results_of, waited_for))
             for task_id in [one for one in waited_for if one not in found or found[one].state not in UNFINISHED]:
                 ref, has_found = waited_for.pop(task_id), True
                 if task_id in found and found[task_id].state == COMPLETED:
-                    ref.keep(found[task_id])
+                    ref._ended = found[task_id]
                 yield ref
             if not waited_for:
                 del pending[queue]

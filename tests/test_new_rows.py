@@ -203,7 +203,7 @@ def test_priorities_and_delays_stay_and_are_no_content(queue: Queue) -> None:
 
 
 def meanwhile(act: Callable[[], object], times: int = 1) -> Any:
-    """Return a patch by which `act` happens after the queue's tasks were read, so many times."""
+    """Return a patch that calls `act` after each of the first `times` readings of the queue's tasks."""
     reads = iter([act] * times)
     read = newest_versions.newest
 

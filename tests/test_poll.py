@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -29,7 +30,8 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.storage import queue_file
+from fsqueue.format.names import parse_task_id
+from fsqueue.storage import history, queue_file
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 from tests.support import QueueFactory, base_of, full_state, in_time, leftovers, log_files
@@ -658,6 +660,90 @@ def test_references_of_several_queues_come_together_and_each_batch_is_read_once_
     monkeypatch.setattr(inspection, "_read_whole", counting)
     assert {*as_completed(refs, timeout_s=0)} == {*refs}
     assert len(asked) == len({*asked})
+
+
+def test_the_work_of_a_caller_makes_no_pause_longer(q: Queue, clock: ManualClock) -> None:
+    """A caller that works for a minute on each result is no reason to look more rarely."""
+    refs = [q.insert(number) for number in range(3)]
+    tasks, pauses = q.lease(3, lease_s=10_000), list[float]()
+    sleep = clock.sleep
+
+    def sleeping(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+        tasks.pop().complete()
+
+    with mock.patch.object(clock, "sleep", sleeping):
+        for _ in as_completed(refs):
+            clock.advance(60)
+    assert len(pauses) == 3
+    assert max(pauses) < 0.1
+
+
+def test_a_look_that_takes_long_makes_the_next_pause_longer(q: Queue, clock: ManualClock) -> None:
+    ref, pauses = q.insert(1), list[float]()
+    sleep, look = clock.sleep, q.results_of
+
+    def slow(ids: Any) -> Any:
+        clock.advance(10)
+        return look(ids)
+
+    def sleeping(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    with (
+        mock.patch.object(clock, "sleep", sleeping),
+        mock.patch.object(Queue, "results_of", lambda _, ids: slow(ids)),
+        pytest.raises(ResultNotReady),
+    ):
+        [*as_completed([ref], timeout_s=100)]
+    assert pauses[1] == pytest.approx(40)
+
+
+def test_what_ends_while_the_caller_works_is_found_although_the_time_is_over(q: Queue, clock: ManualClock) -> None:
+    refs, found = [q.insert(number) for number in range(3)], list[TaskRef]()
+    first, second, _ = q.lease(3, lease_s=10_000)
+    first.complete()
+
+    def work() -> None:
+        for ref in as_completed(refs, timeout_s=5):
+            found.append(ref)
+            if len(found) == 1:
+                clock.advance(60)
+                second.complete()
+
+    with pytest.raises(ResultNotReady, match="1 task of those waited for has not ended after"):
+        work()
+    assert found == refs[:2]
+
+
+def test_looking_reads_the_history_only_of_shards_in_which_a_task_has_ended(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = queue_factory(batch_tasks_max=1)
+    for number in range(40):
+        q.insert_many([number])
+        q.lease()[0].complete({"number": number})
+    for number in range(5):
+        q.insert_many([number])
+    tasks = q.lease(5)
+    at_work = [task.id for task in tasks]
+    read: list[str] = []
+    lines = history._lines
+
+    def reading(store: Store, path: str) -> Any:
+        read.append(path)
+        return lines(store, path)
+
+    monkeypatch.setattr(history, "_lines", reading)
+    assert {one.state for one in q.results_of(at_work).values()} == {"leased"}
+    assert not read
+    tasks[0].complete(7)
+    found = q.results_of(at_work)
+    assert [one.result for one in found.values() if one.state == "completed"] == [7]
+    [day] = history.days(q.store)
+    assert {*read} == {q.store.layout.history(day, q.store.layout.shard(parse_task_id(tasks[0].id)[0]))}
 
 
 def test_a_reference_is_small_and_waits_for_nothing_that_is_not_kept(queue_factory: QueueFactory) -> None:

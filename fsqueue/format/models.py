@@ -82,7 +82,8 @@ class TellsOfTasks(Protocol):
 class TaskRef:
     """A task that was inserted: its id, whether it is new, and its queue. What `insert` returns.
 
-    It pickles, with its queue's path or address. Two of the same task are equal. (Issue: futures; as in PEP 3148.)
+    It pickles, with its queue's path or address. Two of the same task are equal. What it is asked is named as in PEP
+    3148.
     """
 
     __slots__ = ("_ended", "_id", "_inserted", "queue")
@@ -90,6 +91,7 @@ class TaskRef:
     def __init__(self, id: str, inserted: bool = True, queue: TellsOfTasks | None = None) -> None:
         """`queue`: None if it is not known. Then ask the queue: `queue.result(ref)`."""
         self._id, self._inserted, self.queue = id, inserted, queue
+        self._ended: Result  # what came of the task, once `as_completed` has read that it is completed
 
     @property
     def id(self) -> str:
@@ -117,10 +119,6 @@ class TaskRef:
     def cancel(self) -> bool:
         """Cancel the task, unless a worker holds it or it has ended. Return whether this call has cancelled it."""
         return self._queue().cancel(self.id) == 1
-
-    def keep(self, ended: Result) -> None:
-        """Keep what came of the task: it is completed, so that does not change any more."""
-        self._ended = ended
 
     def _queue(self) -> TellsOfTasks:
         if self.queue is None:
@@ -402,8 +400,8 @@ class ChangeReport(AsDict):
 
     def add(self, other: ChangeReport) -> None:
         """Add what became of other tasks."""
-        self.changed = [*self.changed, *other.changed]
-        self.leased = [*self.leased, *other.leased]
+        self.changed += other.changed
+        self.leased += other.leased
 
 
 @dataclass(slots=True)

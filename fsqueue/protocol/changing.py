@@ -25,7 +25,7 @@ class NewValues(NamedTuple):
     priority: Sequence[Priority | None]
     """The priority, None for none. Nothing if it stays."""
     delay_ms: int | None
-    """When the tasks are to be available: so long from now. None if that stays, or is an absolute time."""
+    """Number of milliseconds from now until the tasks are available. None if that stays, or is an absolute time."""
     available_at: int | None
     """The same as an absolute time (ms)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,12 +84,32 @@ def find(store: Store, batch: str) -> Records | None:
 
 def find_finished(store: Store, batch: str) -> Finished | None:
     """Return a finished batch, with the lines of its tasks that it has; None if the history does not know it."""
-    start = b'{"batch":"%s",' % batch.encode()
-    for day in reversed(days(store)):
-        for line in _lines(store, store.layout.history(day, store.layout.shard(batch))):
-            if line.startswith(start) and (found := parse(line)) is not None:
-                return Finished(*found, _task_lines(orjson.loads(line)))
-    return None
+    return next(find_all(store, [batch]), None)
+
+
+def find_all(store: Store, batches: Iterable[str], offsets: bool = True) -> Iterator[Finished]:
+    """Yield those of these batches that the history knows, each once, with the lines of its tasks that it has.
+
+    Of the shards of these batches it reads the latest days first, until it has found all. Without `offsets`, records
+    have numbers in place of their offsets: that is four times as fast.
+    """
+    missing_of: dict[Shard, set[str]] = {}
+    for batch in batches:
+        missing_of.setdefault(store.layout.shard(batch), set()).add(batch)
+    latest_first = days(store)[::-1] if missing_of else []
+    for shard, missing in sorted(missing_of.items()):
+        for day in latest_first:
+            for line in _lines(store, store.layout.history(day, shard)):
+                if batch_named(line) not in missing:
+                    continue
+                found = _parse_whole(line) if offsets else _parse_fast(line)
+                if found is not None:
+                    missing.remove(found.batch)
+                    yield found
+                    if not missing:
+                        break
+            if not missing:
+                break
 
 
 def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:

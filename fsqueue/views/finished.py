@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from fsqueue.format import task_file
@@ -133,17 +133,18 @@ def hidden(store: Store, replay_state: ReplayState) -> frozenset[int]:
     return frozenset(index for index, state in enumerate(replay_state.state) if state in (COMPLETED, CANCELLED))
 
 
-def batches(store: Store, offsets: bool = True, only: Container[Batch] | None = None) -> Iterator[FinishedBatch]:
+def batches(store: Store, offsets: bool = True, only: Collection[Batch] | None = None) -> Iterator[FinishedBatch]:
     """Yield the finished batches that the history keeps. Memory: that of one batch, and of the names of kept files.
 
-    Without `offsets` the versions of tasks are numbers of records: faster. `only`: these batches.
+    Without `offsets` the versions of tasks are numbers of records: faster. `only`: these batches. Then it reads the
+    history of their shards alone, until all are found.
     """
-    files = payloads.files(store)
-    for batch, records, lines in history.finished_batches(store, offsets):
-        if only is not None and batch not in only:
-            continue
-        if not lines and batch in files:
-            lines = payloads.lines_at(store, files[batch])
+    files: dict[Batch, str] | None = None
+    found = history.finished_batches(store, offsets) if only is None else history.find_all(store, only, offsets)
+    for batch, records, lines in found:
+        if not lines:
+            files = payloads.files(store) if files is None else files
+            lines = payloads.lines_at(store, files[batch]) if batch in files else []
         yield FinishedBatch(batch, records, lines, store.settings.keep_payloads)
 
 

@@ -716,14 +716,14 @@ def _of_replay_state(
             yield _info(batch, replay_state, index, lines, now, queue)
 
 
-def partly_done(store: Store, only: Container[Batch] | None = None) -> Iterator[finished.FinishedBatch]:
+def partly_done(store: Store, only: Iterable[Batch] | None = None) -> Iterator[finished.FinishedBatch]:
     """Yield the batches at work in which tasks were completed, cancelled or buried, each with its whole log.
 
-    None of a queue that forgets such tasks at once. `only`: these batches.
+    None of a queue that forgets such tasks at once. `only`: these batches, whose logs are opened by their names.
     """
-    for batch in listing.with_logs(store) if store.settings.keep_history else ():
-        if only is not None and batch not in only:
-            continue
+    if not store.settings.keep_history:
+        return
+    for batch in listing.with_logs(store) if only is None else only:
         found = _read_whole(store, batch)
         if any(found.replay_state.done):
             yield found

@@ -85,8 +85,9 @@ def _columns(store: Store, dead: bool) -> Iterator[Columns]:
 def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
     """Return what is known of tasks, finished or not, by their ids. Those of which nothing is known are left out.
 
-    What has no outcome is looked for first, then the logs, then the history, then the dead letters. So a task that ends
-    meanwhile is in one of them. A letter has the payload, which the log of a batch may not have any more.
+    What has no outcome is looked for first, then the logs, then the history, then the dead letters, each only of the
+    batches of which a task is still missing. So a task that ends meanwhile is in one of them. A letter has the payload,
+    which the log of a batch may not have any more.
     """
     store.verify()
     wanted: dict[Batch, set[int]] = {}
@@ -107,9 +108,9 @@ def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
     for batch, indices in [*wanted.items()]:
         take(info.as_result() for info in inspection.unfinished(store, batch, indices).values())
     if store.settings.keep_history:
-        for at_work in inspection.partly_done(store, only={*wanted}):
+        for at_work in inspection.partly_done(store, only=[*wanted]):
             take(_ended(store, at_work))
-        for ended in finished.batches(store, only={*wanted}):
+        for ended in finished.batches(store, only=[*wanted]):
             take(_ended(store, ended))
     for shard in sorted({store.layout.shard(batch) for batch in wanted}):
         take(letter.as_result() for letter in deadletters.letters(store, shard))

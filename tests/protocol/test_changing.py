@@ -1,4 +1,4 @@
-"""Waiting tasks get another priority or another time, wherever they are kept, and whoever dies meanwhile."""
+"""`change` gives waiting tasks another priority or time, in each kind of batch, also if it is killed at any step."""
 
 from __future__ import annotations
 
