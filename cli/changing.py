@@ -32,7 +32,7 @@ fsqueue change Q nightly-report --delay 0               # the task with this key
 @queue_argument
 @click.argument("tasks", metavar="[TASK|KEY]...", nargs=-1)
 @where_option
-@click.option("--priority", metavar="PRIORITY",
+@click.option("--priority", metavar="PRIORITY", type=PRIORITY,
               help="The new priority: smaller ones come first. 5 is a number, '\"5\"' a text.")  # fmt: skip
 @click.option("--no-priority", is_flag=True, help="Take the priority away: such tasks come last.")
 @click.option("--delay", "delay_s", type=DURATION, help="How long from now until they are available. 0: at once.")
@@ -41,7 +41,7 @@ fsqueue change Q nightly-report --delay 0               # the task with this key
               "seconds.")  # fmt: skip
 @json_option
 def change(
-    queue: str, tasks: tuple[str, ...], conditions: tuple[Condition, ...], priority: str | None,
+    queue: str, tasks: tuple[str, ...], conditions: tuple[Condition, ...], priority: str | int | None,
     no_priority: bool, delay_s: float | None, available_at: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Change the priority or the time of waiting tasks of Q: the TASKs, those with the KEYs, or those of --where.
@@ -56,14 +56,15 @@ def change(
         raise click.UsageError("Say which tasks: TASKs, KEYs or --where. Nothing was changed.")
     if priority is None and not no_priority and delay_s is None and available_at is None:
         raise click.UsageError("Say what to change: --priority, --no-priority, --delay or --at. Nothing was changed.")
-    urgency = None if priority is None else PRIORITY.convert(priority, None, click.get_current_context())
     if priority is not None and no_priority:
         raise click.UsageError("Give either --priority or --no-priority. Nothing was changed.")
     if delay_s is not None and available_at is not None:
         raise click.UsageError("Give either --delay or --at. Nothing was changed.")
     with one_queue(queue) as q:
         chosen, unknown = _chosen(q, list(dict.fromkeys(words(tasks))), conditions, bool(tasks))
-        report = q.change(chosen, priority=urgency, no_priority=no_priority, delay_s=delay_s, available_at=available_at)
+        report = q.change(
+            chosen, priority=priority, no_priority=no_priority, delay_s=delay_s, available_at=available_at
+        )
         _report(q, chosen, unknown, report, as_json)
 
 

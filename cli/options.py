@@ -152,6 +152,8 @@ class PriorityType(Type[str | int]):
         """Return the number, or the text."""
         if not isinstance(value, str):
             return int(value)
+        if not value:
+            self.fail("The priority is empty. Is a variable of the shell not set? '\"\"' is the empty text.")
         given = wording.priority_of(value)
         if given is None:
             self.fail(f"{value} is no priority. A text that begins with a double quote is JSON: '\"5\"' is the text 5.")

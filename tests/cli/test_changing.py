@@ -73,7 +73,7 @@ def test_what_is_not_changed_is_named_with_the_reason(fsqueue_cli: Run, queue: Q
         (NOBODY,), ("--priority", 1), (NOBODY, "--priority", 1, "--no-priority"),
         (NOBODY, "--delay", 1, "--at", "2040-01-01"), (NOBODY, "--at", "tomorrow"), (NOBODY, "--at", "-5"),
         (NOBODY, "--at", "1969-01-01"), (NOBODY, "--at", "9" * 400), (NOBODY, "--delay", "-1"),
-        (NOBODY, "--priority", '"'),
+        (NOBODY, "--priority", '"'), (NOBODY, "--priority", ""),
     ],
 )  # fmt: skip
 def test_wrong_use_changes_nothing(fsqueue_cli: Run, queue: Queue, words: tuple[object, ...]) -> None:
