@@ -1,8 +1,8 @@
-"""Lease, complete or insert one task where all is as usual: one frame each (docs/decisions/0060-fast-path.md).
+"""Lease, complete, complete and lease, or insert one task where all is as usual: one frame each.
 
-Each of the three is a critical section of its own: lock the log, look, change the state, append, unlock. Before the
+Each of the four is a critical section of its own: lock the log, look, change the state, append, unlock. Before the
 first change it has seen that the normal way would do the same. Else it changes nothing, and the normal way does all of
-it (`leasing.Leaser`, `transitions.complete`, `single_inserts.SingleInserter`).
+it (`leasing.Leaser`, `transitions.complete`, `single_inserts.SingleInserter`). See docs/decisions/0060-fast-path.md.
 """
 
 from __future__ import annotations
@@ -204,6 +204,113 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
             held.remove(log)
     transitions.complete(store, [task], transitions.result_of(task, result), lost)  # tells whether it is in the log
     return True
+
+
+def exchange_next(
+    store: Store, task: LeasedTask, lease_ms: int | None, holder: Holder, queue: Verbs | None
+) -> list[LeasedTask] | None:
+    """Complete a task and lease the next one of its batch, by one append. Return that one. None: go the normal way.
+
+    What `complete_in_hand` and `lease_next` look at holds. No other batch has a better task. [] if the next one was not
+    leased: what the log has of the completion was not known at first, and the task is completed.
+    """
+    batch = task.batch
+    log, held = store.logs.get(batch), resources.this_thread.owned.sections
+    if log is None or held:
+        return None
+    held.append(log)
+    if not log.mutex.acquire(False):
+        held.remove(log)
+        return None
+    fs, fd = store.fs, log.fd
+    is_locked = is_sound = False
+    try:
+        try_lock, pread = fs.try_lock, fs.pread
+        if fd < 0 or not try_lock(fd):
+            raise Unusual
+        is_locked = log.is_used = True
+        if pread(fd, TAIL_BYTES, log.end):
+            log.catch_up()
+        state, done = log.replay_state, task.index
+        if not state.holds(done, task.lease) or state.used or task.used is not None or task.took_s is not None:
+            raise Unusual
+        at = store.clock.now_ms()
+        if (last := state.at) > at:
+            if last > at + FAR_MS:
+                raise Unusual
+            at = last
+        place = state._frontier
+        if place + 1 >= state.fresh_end or at >= state.quiet_until:
+            if not _survey(log, at):
+                raise Unusual
+            place = state._frontier
+        index, lines = state._order[place], log.lines or ()
+        try:
+            line = lines[index]
+            record = loads(line)
+            payload = record["payload"]
+            if len(line) > nesting.SHALLOW_BYTES:
+                task_file.check_depth(line)
+        except (ValueError, LookupError, TypeError) as error:
+            let_out(error)
+            raise Unusual from None
+        made: movements.Record = {"op": "complete", "at": at, "lease": task.lease, "tasks": [[done, done + 1]]}
+        base, lease = log.end, store.entropy.hex16()
+        if CHECK:
+            transitions.check_fenced(LockedBatch.entered(store, log), task.lease, [done])
+        if task.began is not None:
+            made |= transitions.measured(LockedBatch.entered(store, log), task, at)
+            state.apply(made, base)
+        else:
+            state.complete(at, [done], base, None)
+        completion = dumps(made, option=OPT_APPEND_NEWLINE)
+        base += len(completion)
+        until = at + (store.lease_ms if lease_ms is None else lease_ms)
+        made = {
+            "op": "lease",
+            "at": at,
+            "lease": lease,
+            "tasks": [[index, index + 1]],
+            "until": until,
+            "worker": holder,
+        }
+        if not state.lease(at, lease, [index], until, holder, False, base):
+            return None  # behind a change of the state: the log is read anew
+        state._frontier = place + 1
+        state.at = at
+        if until < state.quiet_until:
+            state.quiet_until = until
+        log.append(completion + dumps(made, option=OPT_APPEND_NEWLINE))
+        if CHECK:
+            LockedBatch.entered(store, log).check_invariants()
+        assert queue is not None  # a method of it called this
+        following = LeasedTask(queue, batch, index, lease, payload, FIRST, base, until, log.layout.generation)
+        if len(record) > 1:
+            following.key, following.priority = record.get("key"), record.get("priority")
+        is_sound = True
+        return [following]
+    except Unusual:
+        is_sound = True
+        return None
+    except OSError as error:
+        let_out(error)
+        if error.errno not in LOST:
+            raise
+        lost = error
+    finally:
+        try:
+            if not is_sound:
+                store.logs.drop(log)
+            elif is_locked and log.fd >= 0:
+                unlock = fs.unlock
+                unlock(fd)
+        except BaseException as other:
+            end_badly(store, log, other)
+        finally:
+            log.mutex.release()
+            held.remove(log)
+    transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
+    return []
 
 
 def insert_next(store: Store, batch: Batch, identity: str, task: bytes) -> tuple[int, int] | None:

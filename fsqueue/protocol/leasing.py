@@ -773,6 +773,10 @@ class Leaser:
         store, queue_file, selection = self.store, self.store.queue_file, self.selection
         if not queue_file.is_unchanged(task.generation) or queue_file.state.is_checked:
             return None  # `complete` tells what became of it, and what a lease has to look at
+        if queue_file.state.is_plain and self.shares is None:
+            got = fast_path.exchange_next(store, task, lease_ms, self._holder(), self.queue())
+            if got is not None:
+                return got
         self._bound = self._limit = LAST
         if is_ordered := queue_file.state.is_ordered:  # else no batch has anything better
             limit = selection.limit_in_hand(task.batch)
@@ -789,15 +793,18 @@ class Leaser:
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
+                next_ones: Got = []
                 if tasks and not spent and locked.read_lines() is not None:
-                    got = self._take(locked, tasks, at, lease_ms, False, alone)
-                    return got if isinstance(got, list) else []
-                locked.log.write()
-                if tasks or spent:
-                    locked.drop()  # what was chosen is not taken after all: replay anew next time
-                elif not replay_state.remaining:
-                    finishing.try_finish(locked)
-                return []
+                    next_ones = self._take(locked, tasks, at, lease_ms, False, alone)
+                else:
+                    locked.log.write()
+                    if tasks or spent:
+                        locked.drop()  # what was chosen is not taken after all: replay anew next time
+                    elif not replay_state.remaining:
+                        finishing.try_finish(locked)
+            if self._damaged:
+                self._bury_damaged(True)  # the task is completed: an error would say otherwise
+            return next_ones if isinstance(next_ones, list) else []
         except (BatchBusy, FileNotFoundError):
             return None
         except OSError as error:

@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from tests import record_lines
 from tests.support import base_of, log_files
 
 UPDATE, FILE = names.UpdateId("0f" * 8), names.DecisionFileName("0193f0c2a4b97c31a2d5e8f001234567")
-VERBS = ("lease_next", "complete_in_hand", "insert_next")
+VERBS = ("lease_next", "complete_in_hand", "exchange_next", "insert_next")
 NORMAL = SimpleNamespace(**{name: lambda *args: None for name in VERBS}, AppendBroken=fast_path.AppendBroken)
 """In place of the fast path: it always leaves all to the normal way."""
 TASKS = 5
@@ -264,6 +265,12 @@ INSERTS = {
     "rare": 0.3,
 }  # fmt: skip
 """Of each kind of step, how many there are in a story of inserts."""
+EXCHANGES = "exchanges"
+"""Stands for a kind of step: as usual, but mostly a task is completed and the next one leased in one append."""
+EXCHANGED = {
+    "exchange": 40, "complete": 3, "lease": 14, "exchange, fault": 4, "exchange, locked": 2, "exchange, interrupted": 4,
+}  # fmt: skip
+"""Of each kind of step, how many more or fewer there are in such a story."""
 SINGLES = "singles"
 """Stands for a kind of step: those of `INSERTS`."""
 LOG_BYTES_MAX = 2500
@@ -278,6 +285,8 @@ def step(rng: Random, much: str) -> tuple[str, Callable[[Copy], object]]:
             weight if name in ("lease", "complete") else min(weight, 0.2)
             for name, weight in zip(STEPS, weights, strict=True)
         ]
+    if much == EXCHANGES:
+        weights = [EXCHANGED.get(name, weight) for name, weight in zip(STEPS, weights, strict=True)]
     if much == SINGLES:
         weights = [INSERTS.get(name, 0) for name in STEPS]
     name = rng.choices([*STEPS], weights)[0]
@@ -285,6 +294,8 @@ def step(rng: Random, much: str) -> tuple[str, Callable[[Copy], object]]:
 
 
 Step = Callable[[Copy], object]
+Acts = tuple[Callable[[Random], Step], ...]
+"""What a fault, a lock or a signal handler comes upon: one of these."""
 PLACE = 1 << 20
 
 
@@ -311,6 +322,27 @@ def completes(rng: Random) -> Step:
         if place % 5:
             copy.held.remove(task)
         return task.complete(result)
+
+    return act
+
+
+def exchanges(rng: Random) -> Step:
+    place, latest, lease_s = rng.randrange(PLACE), rng.random() < 0.8, rng.choice([None, None, 600_000, 500, 5_000, 1])
+    began = rng.random() < 0.2
+
+    def act(copy: Copy) -> object:
+        mine = [task for task in copy.held if task.queue is copy.q]
+        if not mine:
+            return None
+        task = mine[-1] if latest else mine[place % len(mine)]
+        if began:
+            task.began = copy.clock.monotonic() - 100
+        got = copy.q._leaser.exchange(task, lease_s)
+        if got is not None:
+            if place % 5:
+                copy.held.remove(task)
+            copy.held += got
+        return got
 
     return act
 
@@ -435,8 +467,8 @@ def damages(rng: Random) -> Step:
     return act
 
 
-def faults(rng: Random) -> Step:
-    fault, act = rng.choice(FAULTS), rng.choice([leases, completes])(rng)
+def faults(rng: Random, acts: Acts = (leases, completes)) -> Step:
+    fault, act = rng.choice(FAULTS), rng.choice(acts)(rng)
 
     def armed(copy: Copy) -> object:
         copy.fs.fault = fault
@@ -448,8 +480,8 @@ def faults(rng: Random) -> Step:
     return armed
 
 
-def locked(rng: Random) -> Step:
-    place, act = rng.randrange(PLACE), rng.choice([leases, completes])(rng)
+def locked(rng: Random, acts: Acts = (leases, completes)) -> Step:
+    place, act = rng.randrange(PLACE), rng.choice(acts)(rng)
 
     def beside(copy: Copy) -> object:
         task = copy.pick(place)
@@ -465,8 +497,8 @@ def locked(rng: Random) -> Step:
     return beside
 
 
-def interrupted(rng: Random) -> Step:
-    place, act, leases_too = rng.randrange(PLACE), rng.choice([leases, completes])(rng), rng.random() < 0.5
+def interrupted(rng: Random, acts: Acts = (leases, completes)) -> Step:
+    place, act, leases_too = rng.randrange(PLACE), rng.choice(acts)(rng), rng.random() < 0.5
 
     def within(copy: Copy) -> object:
         task, found = copy.pick(place, 0), []
@@ -476,7 +508,12 @@ def interrupted(rng: Random) -> Step:
             assert task is not None
             now_s = copy.clock.now_s
             try:
-                found.append(told(copy.lease(copy.q) if leases_too else task.complete()))
+                if leases_too:
+                    found.append(told(copy.lease(copy.q)))
+                elif exchanges in acts:
+                    found.append(told(copy.q._leaser.exchange(task, None)))
+                else:
+                    found.append(told(task.complete()))
             except Exception as error:
                 found.append(type(error).__name__)
             copy.clock.now_s = now_s  # what it has waited: one way measures the work before, and the other one behind
@@ -666,6 +703,10 @@ STEPS: dict[str, tuple[float, Callable[[Random], Step]]] = {
     "single, interrupted": (0, single_interrupted),
     "single, record": (0, single_records),
     "another boot": (0, boots),
+    "exchange": (0, exchanges),
+    "exchange, fault": (0, partial(faults, acts=(exchanges,))),
+    "exchange, locked": (0, partial(locked, acts=(exchanges,))),
+    "exchange, interrupted": (0, partial(interrupted, acts=(exchanges,))),
 }
 
 
@@ -703,10 +744,10 @@ def live(directory: Path, seed: int, steps: int = 40, much: str = "") -> Counter
                 close_what_one_has_closed(*copies)
             known = [copy.known() for copy in copies]
             if (
-                "fault" in story or "single, fault" in story
+                "fault" in story or "single, fault" in story or "exchange, fault" in story
             ):  # one way may have opened the log anew, and not know the name
                 for log in (log for logs in known for log in logs.values()):
-                    log["is_named_so"] = None
+                    log["is_named_so"] = log["lettered"] = None
             compare(seed, story, "logs", *known)
             compare(seed, story, "clocks", *(copy.clock.now_s for copy in copies))
     finally:

@@ -1,13 +1,13 @@
 """The fast path without one of its preconditions, or with another mistake: a story must notice each.
 
-Four preconditions are defences that no story tells from others: see docs/decisions/0060-fast-path.md.
+Five preconditions are defences that no story tells from others: see docs/decisions/0060-fast-path.md.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.protocol.fast_and_normal import CALM, SINGLES
+from tests.protocol.fast_and_normal import CALM, EXCHANGES, SINGLES
 from tests.simulation.places import Edit
 
 
@@ -127,6 +127,70 @@ MUTATIONS: dict[str, Mutation] = {
         elif ...: ...
         """,
         "",
+    ),
+    "an exchange in a queue with priorities": Mutation(  # either would do
+        EXCHANGES,
+        34,
+        (
+            ("Leaser.exchange", "queue_file.state.is_plain and self.shares is None", "self.shares is None"),
+            ("_survey", "name.priority is not None", "False"),
+        ),
+    ),
+    "an exchange in a signal handler": of(EXCHANGES, 0, "exchange_next", "log is None or held", "log is None"),
+    "an exchange without the lock": of(EXCHANGES, 5, "exchange_next", "fd < 0 or not try_lock(fd)", "fd < 0"),
+    "an exchange not caught up": of(
+        EXCHANGES, 2, "exchange_next", "if pread(fd, TAIL_BYTES, log.end): ...", "if False: ..."
+    ),
+    "an exchange in a log far ahead": of(EXCHANGES, 53, "exchange_next", "if last > at + FAR_MS: ...", "if False: ..."),
+    "an exchange behind the log's time": of(
+        EXCHANGES, 0, "exchange_next", "if last > at + FAR_MS: ...\nat = last", "if last > at + FAR_MS: ..."
+    ),
+    "an exchange for the last task": of(
+        EXCHANGES, 0, "exchange_next", "place + 1 >= state.fresh_end", "place >= state.fresh_end"
+    ),
+    "an exchange while something comes back": of(EXCHANGES, 59, "exchange_next", "at >= state.quiet_until", "False"),
+    "an exchange whose lease runs out": of(
+        EXCHANGES, 125, "exchange_next", "if until < state.quiet_until: ...", "if False: ..."
+    ),
+    "an exchange for a damaged line": of(
+        EXCHANGES, 1, "exchange_next", "raise Unusual from None", "record = payload = {}"
+    ),
+    "an exchange for a task without its key": of(EXCHANGES, 5, "exchange_next", "if len(record) > 1: ...", ""),
+    "an exchange of a lease that does not hold": of(
+        EXCHANGES, 13, "exchange_next", "not state.holds(done, task.lease)", "False"
+    ),
+    "an exchange of a task that was measured before": of(
+        EXCHANGES,
+        75,
+        "exchange_next",
+        "not state.holds(done, task.lease) or state.used or task.used is not None or task.took_s is not None",
+        "not state.holds(done, task.lease) or task.used is not None or task.took_s is not None",
+    ),
+    "an exchange that forgets how long it took": of(
+        EXCHANGES, 5, "exchange_next", "made |= transitions.measured(...)", ""
+    ),
+    "an exchange whose completion is in the log alone": of(
+        EXCHANGES, 0, "exchange_next", "state.complete(at, [done], base, None)", ""
+    ),
+    "an exchange whose lease has the place of the completion": of(
+        EXCHANGES, 0, "exchange_next", "base += len(completion)", ""
+    ),
+    "an exchange that stays at its task": of(EXCHANGES, 9, "exchange_next", "state._frontier = place + 1", ""),
+    "the log's time stays behind an exchange": of(EXCHANGES, 120, "exchange_next", "state.at = at", ""),
+    "an exchange is lost for good": of(EXCHANGES, 0, "exchange_next", "if error.errno not in LOST: ...", "raise"),
+    "an exchange keeps what failed": of(
+        EXCHANGES,
+        0,
+        "exchange_next",
+        """
+        if not is_sound:
+            store.logs.drop(log)
+        elif ...: ...
+        """,
+        "",
+    ),
+    "a damaged task that an exchange has leased is not buried": of(
+        EXCHANGES, 37, "Leaser.exchange", "if self._damaged: ...", ""
     ),
     "several inserts": of(SINGLES, 5, "SingleInserter._appended", "len(pending) == 1", "True"),
     "an urgent insert": of(
