@@ -707,7 +707,7 @@ def test_what_ends_while_the_caller_works_is_found_although_the_time_is_over(q: 
     first.complete()
 
     def work() -> None:
-        for ref in as_completed(refs, timeout_s=5):
+        for ref in as_completed(refs, timeout_s=50):
             found.append(ref)
             if len(found) == 1:
                 clock.advance(60)
