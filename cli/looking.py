@@ -275,6 +275,9 @@ def show(queue: str, task: str, as_json: bool) -> None:
             say(f"  {moment(move.at)}  released, its worker was proven dead (lease {move.lease})")
             continue
         rest = {name: value for name, value in move.as_dict().items() if name not in ("op", "at")}
+        if move.op == "change" and not rest:  # see `limiting.end`
+            say(f"  {moment(move.at)}  expired   the place of its lease was needed (max_leased)")
+            continue
         shown = [
             f"{name} {moment(value) if name in ('until', 'available_at') else _text(value)}"
             for name, value in rest.items()

@@ -6,8 +6,9 @@ Pure: no clock, no input or output. A file of slots has a header and places of o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -15,6 +16,8 @@ from fsqueue.format import names
 from fsqueue.format.names import Batch
 
 RECORD_BYTES: Final = 64
+_BLOCK_BYTES: Final = 64 * RECORD_BYTES
+"""So many bytes of two contents are compared at once, before each record is."""
 FREE: Final = bytes(RECORD_BYTES)
 """What stands in a place that has no record."""
 _MAGIC: Final = b"fsqueue slots 1\n"
@@ -43,25 +46,98 @@ def record(slot: LeaseSlot) -> bytes:
 
 
 def each(content: bytes) -> Iterator[tuple[int, LeaseSlot]]:
-    """Yield the slots that have a record, each with its offset in the file. One whose sum is wrong is none.
+    """Yield the slots that have a record, each with its offset in the file. One whose sum is wrong is none."""
+    for offset in range(RECORD_BYTES, len(content) - RECORD_BYTES + 1, RECORD_BYTES):
+        if (slot := _decoded(content[offset : offset + RECORD_BYTES])) is not None:
+            yield offset, slot
 
-    Its writer died within the write: before it has written the lease, or after that has ended.
+
+def _decoded(data: bytes) -> LeaseSlot | None:
+    """Return the slot in a place; None if it has no record, or one whose sum is wrong.
+
+    The writer of that died within the write: before it has written the lease, or after that has ended.
     """
-    whole = len(content) // RECORD_BYTES * RECORD_BYTES
-    known = memoryview(content)[:whole]
-    for offset in range(RECORD_BYTES, whole, RECORD_BYTES):
-        found, index, batch, lease = _RECORD.unpack_from(known, offset)
-        if found and found == crc32(known[offset + _SUM.size : offset + RECORD_BYTES]):
-            yield offset, LeaseSlot(names.batch_of(batch), index, lease.hex())
+    if data == FREE:
+        return None
+    found, index, batch, lease = _RECORD.unpack(data)
+    if not found or found != crc32(data[_SUM.size :]):
+        return None
+    return LeaseSlot(names.batch_of(batch), index, lease.hex())
 
 
-def places(taken: set[int]) -> Iterator[int]:
-    """Yield the offsets of places without a slot, the first ones first; those behind the end of the file are the last.
+class SlotTable:
+    """What a file of slots had when it was read last. Only records that differ from that are decoded again."""
 
-    `taken`: the offsets of those that have one.
-    """
-    offset = RECORD_BYTES
-    while True:
-        if offset not in taken:
+    __slots__ = ("_free", "by_batch", "content", "taken")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.content = bytearray()
+        self.taken: dict[int, LeaseSlot] = {}
+        """The slots that have a record, by their offsets."""
+        self.by_batch: dict[Batch, dict[int, LeaseSlot]] = {}
+        """The same for each batch."""
+        self._free: list[int] = []
+        """A heap of the offsets of places that had no record at some time. Some may have got one since."""
+
+    def update(self, content: bytes) -> None:
+        """Take in what the file has now."""
+        known = self.content
+        if known == content:
+            return
+        if len(content) < len(known):
+            self.clear()
+            known = self.content
+        for begin in range(0, len(content), _BLOCK_BYTES):
+            block = content[begin : begin + _BLOCK_BYTES]
+            if block == known[begin : begin + _BLOCK_BYTES]:
+                continue
+            for offset in range(begin, begin + len(block), RECORD_BYTES):
+                data = content[offset : offset + RECORD_BYTES]
+                if data != known[offset : offset + RECORD_BYTES]:
+                    self._put(offset, data)
+        self.content = bytearray(content)
+
+    def write(self, changes: Mapping[int, bytes]) -> None:
+        """Take in records that were just written at these offsets."""
+        for offset, data in changes.items():
+            torn = len(self.content) // RECORD_BYTES * RECORD_BYTES
+            if offset > len(self.content):
+                self.content.extend(bytes(offset - len(self.content)))
+                self._put(torn, bytes(self.content[torn : torn + RECORD_BYTES]))  # zeros may have made it whole
+            self.content[offset : offset + RECORD_BYTES] = data
+            self._put(offset, data)
+
+    def _put(self, offset: int, data: bytes) -> None:
+        if not offset or len(data) < RECORD_BYTES:
+            return  # the header, or a torn place at the end
+        was, slot = self.taken.pop(offset, None), _decoded(data)
+        if was is not None:
+            those = self.by_batch[was.batch]
+            del those[offset]
+            if not those:
+                del self.by_batch[was.batch]
+        if slot is None:
+            heappush(self._free, offset)
+        else:
+            self.taken[offset] = slot
+            self.by_batch.setdefault(slot.batch, {})[offset] = slot
+
+    def places(self) -> Iterator[int]:
+        """Yield the offsets of places without a slot, the first ones first; then those behind the end of the file.
+
+        The caller writes into each one, or begins with an empty table.
+        """
+        last = 0
+        while self._free:
+            offset = heappop(self._free)
+            if offset not in self.taken and offset != last:
+                last = offset
+                yield offset
+        offset = max(RECORD_BYTES, len(self.content) // RECORD_BYTES * RECORD_BYTES)
+        while True:
             yield offset
-        offset += RECORD_BYTES
+            offset += RECORD_BYTES

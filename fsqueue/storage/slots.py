@@ -68,7 +68,7 @@ def read(store: Store, epoch: str) -> bytes:
         return b""
 
 
-def is_whole(store: Store, content: bytes) -> bool:
+def is_whole(store: Store, content: bytes | bytearray) -> bool:
     """Return whether all leases that are held have a slot in the file.
 
     Not if its maker has died, or if the machine was booted since: a power loss may have taken records that were not

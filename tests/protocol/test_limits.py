@@ -19,6 +19,7 @@ from fsqueue.format import slots
 from fsqueue.format.layout import Pause, read_queue_state
 from fsqueue.protocol import limiting
 from fsqueue.protocol.limiting import SETTLE_S
+from fsqueue.storage import listing
 from fsqueue.storage import slots as slot_files
 from fsqueue.storage.store import Store
 from tests.support import PATIENCE_S, QueueFactory
@@ -91,6 +92,63 @@ def test_the_slot_of_a_lease_that_has_run_out_comes_back_and_it_cannot_be_renewe
     with pytest.raises(LeaseLost):
         late.attach(held[1].token).renew()
     assert other.lease() == []
+
+
+def test_a_lease_whose_end_a_clock_far_ahead_has_passed_does_not_hold_again(limited: Queue, clock: ManualClock) -> None:
+    """The time of its log is set back afterwards (decision 17). By then its task waits, by a record."""
+    held = limited.lease(3, lease_s=600)
+    assert len(held) == 3
+    ahead = ManualClock()
+    ahead.advance(clock.monotonic() - ahead.monotonic() + 86_400)
+    early = Queue(limited.path, clock=ahead)
+    got = [task for _ in range(6) for task in early.lease(3, lease_s=100_000)]
+    assert len(got) == 3
+    stamp_logs(limited, clock)
+    for task in held:
+        with pytest.raises(LeaseLost):
+            limited.attach(task.token).renew()
+    early.release(got)
+    stamp_logs(limited, clock)
+    assert sum(len(limited.lease(9)) for _ in range(5)) <= 3
+
+
+def stamp_logs(queue: Queue, clock: ManualClock) -> None:
+    """Have the file server say that all logs were written at the time of a clock."""
+    for log in (queue.path / queue.store.layout.logs).rglob("*.jsonl"):
+        os.utime(log, (clock.now_s, clock.now_s))
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_a_lease_that_ends_by_a_record_counts_as_one_that_runs_out(
+    queue_factory: QueueFactory, clock: ManualClock, several: int
+) -> None:
+    """The attempt is charged if the lease had one task; its task waits again, and is shown so."""
+    queue = Queue(queue_factory(batch_tasks_max=1, shards=2, max_attempts=9).path, clock=clock)
+    queue.insert_many(range(9))
+    queue.change_settings(max_leased=several)
+    lost = queue.lease(several, lease_s=10)
+    assert len(lost) == several
+    clock.advance(60)
+    other = Queue(queue.path, clock=clock)
+    got = [task for _ in range(4) for task in other.lease(several)]
+    assert len(got) == several
+    store = Store(str(queue.path))
+    states = [listing.read_own_state(store, task.batch) for task in lost]
+    ends = [
+        (state.attempts[task.index], {move.op for move in queue.history(task.id)})
+        for task, state in zip(lost, states, strict=True)
+        if state is not None
+    ]
+    store.close()
+    assert any("change" in ops for _, ops in ends)
+    assert all(attempts == (several == 1) for attempts, ops in ends if "change" in ops)
+    again = next(task for task, (_, ops) in zip(lost, ends, strict=True) if "change" in ops)
+    with pytest.raises(LeaseLost):
+        again.complete()
+    queue.release_all()
+    while rest := queue.lease(several):
+        queue.complete(rest)
+    assert queue.status().completed == 9
 
 
 def test_a_lease_that_was_held_before_counts(queue_factory: QueueFactory, clock: ManualClock) -> None:

@@ -12,10 +12,16 @@ MUTATIONS = [
         (
             (
                 "Limiter.take",
-                "room = len(tasks) if limits.max_leased is None else max(0, limits.max_leased - len(taken))",
+                "room = len(tasks) if limits.max_leased is None else limits.max_leased - len(table.taken)",
                 "room = len(tasks)",
             ),
         ),
+    ),
+    Mutation(
+        "slots are counted as they were read last",
+        "a slot that another worker has taken since is not seen",
+        "limited-calm",
+        (("Limiter.take", "table.update(file.content())", "pass"),),
     ),
     Mutation(
         "slots are given back without a look into their log",
@@ -24,10 +30,34 @@ MUTATIONS = [
         (("Limiter._over", "over = over_in(locked, record_times.present(locked), those)", "over = [*those]"),),
     ),
     Mutation(
-        "a lease that has run out is not shown to be over in its log",
+        "a lease that has run out is not ended by a record",
         "the worker whose clock is behind renews it after its slot was given back",
         "limited-skew",
-        (("over_in", "if any(end is End.RUN_OUT for _, end in ends): ...", "pass"),),
+        (
+            ("Limiter.take", "if leases and run_out: ...", "pass"),
+            ("over_in", "end(locked, at, [slot for _, slot in over])", "pass"),
+        ),
+        stories=6000,
+    ),
+    Mutation(
+        "a lease that is over by the time of its log needs no record",
+        "the log's time, which a wrong clock gave, is set back, and the lease holds again",
+        "limited-steps",
+        (("end_of", "if index in state.frozen: ...", "if state.at >= state.since[index]: return End.OVER"),),
+        stories=6000,
+    ),
+    Mutation(
+        "slots of an earlier boot count",
+        "a power loss has taken a slot, and kept its lease",
+        "limited-power",
+        (("is_whole", "slots.header(store.domain)", "b'fsqueue slots 1'"),),
+        stories=6000,
+    ),
+    Mutation(
+        "slots are not synced where leases are",
+        "a power loss has taken a slot of the same boot, and kept its lease",
+        "limited-strict",
+        (("SlotFile.put", "if durably: ...", "pass"), ("is_whole", "slots.header(store.domain)", "b'fsqueue slots 1'")),
         stories=6000,
     ),
     Mutation(
@@ -40,7 +70,10 @@ MUTATIONS = [
         "a limit holds at once",
         "a worker that has read the settings a moment before it was set leases without a slot",
         "limited-set",
-        (("begin", "store.clock.sleep(SETTLE_S)", "pass"), ("Limiter._make", "if not self._content: ...", "pass")),
+        (
+            ("begin", "store.clock.sleep(SETTLE_S)", "pass"),
+            ("Limiter._make", "if not self._table.content: ...", "pass"),
+        ),
     ),
     Mutation(
         "the fast path does not ask for limits",

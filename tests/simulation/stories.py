@@ -358,6 +358,7 @@ class Story:
         if not world.faults:
             wrong += invariants.late_hints(self)
         wrong += order.late_promises(self)
+        wrong += limits.soon_after_power(self)
         world.now += LONG_S + 2 * self.skew_s
         last = self.actor("last", self._other_host())
         try:
