@@ -233,6 +233,13 @@ KINDS = {
         "A counter has bytes that no batch in the history has written: status counts too many.",
         "keeps a copy of them in quarantine and overwrites them with NUL, which does not count",
     ),
+    "missing-slot": Kind(
+        DAMAGE,
+        "Tasks are leased that the file of slots does not name, as after it was damaged or restored from a backup: "
+        "they do not count against max_leased, and more tasks could be leased than it allows. A slot whose lease is "
+        "over is not told: it is left until its place is needed.",
+        "writes the slots",
+    ),
     "shared-key": Kind(
         DAMAGE,
         "A task with this key is not done, and another with the same key, which the key's file names, is not done "

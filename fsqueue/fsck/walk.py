@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import names
-from fsqueue.fsck import places, shard_checks, surplus
+from fsqueue.fsck import places, shard_checks, slot_checks, surplus
 from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.interruptions import let_out
@@ -62,6 +62,7 @@ def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Itera
     if first:
         yield from _confirmed(store, _outside_shards(store, repair))
         yield from _confirmed(store, _surplus(store, repair))
+        yield from _confirmed(store, _slots(store))
     for shard in shards:
         yield from _confirmed(store, shard_checks.ShardCheck(store, repair, shard).suspects())
 
@@ -80,6 +81,10 @@ def _surplus(store: Store, repair: Repair) -> Iterator[Suspect]:
     return guarded(store, store.layout.completions, surplus.check(store, repair))
 
 
+def _slots(store: Store) -> Iterator[Suspect]:
+    return guarded(store, store.layout.limits, slot_checks.check(store))
+
+
 def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterator[Suspect]:
     shards = names.all_shards(store.layout.shards)
     yield from _outside_shards(store, repair)
@@ -88,6 +93,7 @@ def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterat
             progress(done, len(shards))
         yield from shard_checks.ShardCheck(store, repair, shard).suspects()
     yield from _surplus(store, repair)  # after missing bytes were put in their places
+    yield from _slots(store)
     if progress is not None:
         progress(len(shards), len(shards))
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from fsqueue.format import names, slots
+from fsqueue.format.names import Batch
+from fsqueue.format.replay import ReplayState
 from fsqueue.format.slots import FREE, RECORD_BYTES, LeaseSlot
 from fsqueue.storage import journals, listing
 from fsqueue.storage.journals import IN_PLACE, Journal
@@ -112,10 +114,15 @@ def _held(store: Store) -> Sequence[LeaseSlot]:
     found = []
     for batch in listing.with_logs(store, every_shard=store.fs.shared):
         state = listing.read_own_state(store, batch)
-        for index in sorted(state.touched) if state is not None else ():
-            if state is not None and (lease := state.lease_of(index)) is not None:
-                found.append(LeaseSlot(batch, index, lease))
+        if state is not None:
+            found += held_in(state, batch)
     return found
+
+
+def held_in(state: ReplayState, batch: Batch) -> list[LeaseSlot]:
+    """Return a slot for each task of a batch that a lease has, by the state of its log: be it in time or not."""
+    leases = ((index, state.lease_of(index)) for index in sorted(state.touched))
+    return [LeaseSlot(batch, index, lease) for index, lease in leases if lease is not None]
 
 
 def forget(store: Store) -> None:
