@@ -54,6 +54,11 @@ class Look(NamedTuple):
     """What this is the sum of."""
 
     @property
+    def is_full(self) -> bool:
+        """Return whether tasks wait because as many are leased as may be."""
+        return self.max_leased is not None and self.status.leased >= self.max_leased and self.status.waiting > 0
+
+    @property
     def is_idle(self) -> bool:
         """Return whether workers should be started for this one queue: not for what may be a copy."""
         is_idle = self.activity is not None and self.activity.is_idle(self.status)
@@ -131,6 +136,16 @@ def paused(look: Look) -> list[str]:
         f"paused      {f'{one.name} ' if len(look.parts) > 1 else ''}{one.paused}"
         for one in look.parts or [look]
         if one.paused is not None
+    ]
+
+
+def limited(look: Look) -> list[str]:
+    """Return a line for each queue whose limit allows no more leased tasks now, while others wait."""
+    return [
+        f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}max_leased={one.max_leased} allows no more leased "
+        f"tasks at a time: {one.status.waiting:,} wait for a place"
+        for one in look.parts or [look]
+        if one.is_full
     ]
 
 
@@ -234,7 +249,7 @@ def oldest(look: Look, rows: int) -> list[str]:
 def details(look: Look, rows: int, plus_minus: str = "±") -> list[str]:
     """Return warnings, pauses, rates, failures and the slowest leased tasks, in at most `rows` lines."""
     found = look.activity
-    lines = (copied(look) + paused(look) + idle(look))[:rows]
+    lines = (copied(look) + paused(look) + limited(look) + idle(look))[:rows]
     if found is None:
         return lines
     lines += rates(look, found, plus_minus)[: rows - len(lines)]

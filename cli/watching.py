@@ -50,7 +50,7 @@ from .printing import (
     say_in_colours,
 )
 from .silent_servers import PendingAnswer, no_answer, wait_for_any, wait_while_answering
-from .status_text import STATES, Look, copied, details, paused, progress_line, total
+from .status_text import STATES, Look, copied, details, limited, paused, progress_line, total
 from .targets import each_once, group_named, is_address, one_queue, path_given, place_of
 
 if TYPE_CHECKING:
@@ -110,6 +110,11 @@ class Watched:
         """Return why no task of the queue is leased, if it is paused."""
         return self.queue.paused
 
+    @property
+    def max_leased(self) -> int | None:
+        """Return how many tasks of the queue may be leased at a time; None: any number."""
+        return self.queue.settings.max_leased
+
     def with_tasks(self) -> Iterator[tuple[str, AnyQueue]]:
         """Yield what is typed for its workers, and the queue."""
         yield self.path, self.queue
@@ -121,7 +126,7 @@ class Watched:
         if not self.fast:
             found = better_rates(self.queue.activity(self.window_s), found)
         is_paused, copied = self.queue.paused, self._copy_accepted_at()
-        most = self.queue.settings.max_leased
+        most = self.max_leased
         return Look(self.name, self.path, status, found, paused=is_paused, copy_accepted_at=copied, max_leased=most)
 
     def _copy_accepted_at(self) -> str | None:
@@ -453,7 +458,7 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
     plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
     whole = sound[0] if len(looks) == 1 else total(sound)
-    for line in details(whole, 1 << 16, plus_minus) if not fast else copied(whole) + paused(whole):
+    for line in details(whole, 1 << 16, plus_minus) if not fast else copied(whole) + paused(whole) + limited(whole):
         say(line)
     _print_usage(groups)
     if usage:
@@ -581,6 +586,7 @@ def wait(
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
         watched, errors = _opened(queues, match, {})
+        most: dict[str, int | None] = {}
         for error in errors.values():
             complain(str(error))
         for one in watched:
@@ -591,6 +597,9 @@ def wait(
                     complain(text)
                 if one.paused is not None and not status.drained:
                     complain(f"{one.path} is paused {one.paused}. To go on: fsqueue resume {quoted(one.path)}")
+                most[one.path] = one.max_leased
+                for text in limited(Look(one.name, one.path, status, max_leased=most[one.path])):
+                    complain(f"{one.path}: {text.removeprefix('limited').strip()}")
             with suppress(fsqueue.FsqueueError):
                 if (text := no_match(one.queue) or not_there(one.queue, one.path)) is not None:
                     complain(text)
@@ -599,7 +608,9 @@ def wait(
             from .status_screen import line
 
             looks = [
-                Look(one.name, one.path, status, one.rates.add(status), paused=one.paused)
+                Look(
+                    one.name, one.path, status, one.rates.add(status), paused=one.paused, max_leased=most.get(one.path)
+                )
                 for one, status in zip(watched, found, strict=True)
             ]
             if canvas is not None:
@@ -631,7 +642,7 @@ def wait(
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})
         else:
-            look = Look(one.name, one.path, status, paused=one.paused)
+            look = Look(one.name, one.path, status, paused=one.paused, max_leased=most.get(one.path))
             say(progress_line(look, named=len(watched) + len(errors) > 1))
     for path, error in errors.items():
         if as_json:

@@ -164,7 +164,13 @@ class Leaser:
         self.is_held_up = state.paused is not None
         if state.limits is not None and not self.is_held_up:
             self.is_held_up = not self._limits().has_room(self.current)
+            self.store.full = state.limits if self.is_held_up else None
         return self.is_held_up
+
+    def _is_full(self, holds_none: bool) -> None:
+        """Note that the limits of the queue allow no more; if nothing was leased by then, that this is why."""
+        self.is_held_up = holds_none
+        self.store.full = self.store.queue_state.limits
 
     def _limits(self) -> limiting.Limiter:
         """Return the limits of the queue, as this lessee knows them."""
@@ -339,7 +345,7 @@ class Leaser:
                 if got is LIMITED and self._limits().give_back():
                     got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             if got is LIMITED:
-                self.is_held_up = not held
+                self._is_full(not held)
                 return
             if got in (BUSY, UNDECIDED) and strict and waited_s < BUSY_WAIT_S:
                 begin, locked = store.clock.monotonic(), {name.batch: name}
@@ -383,7 +389,7 @@ class Leaser:
             for name in list(busy.values()):
                 got = self._from_head(name, most, asked, lease_ms, solo)
                 if got is LIMITED:
-                    self.is_held_up = True
+                    self._is_full(True)
                     busy.clear()
                     return []
                 if got in (BUSY, UNDECIDED):
@@ -885,7 +891,7 @@ class Leaser:
                     self.current = name.batch
                     return got
                 if got is LIMITED:
-                    self.is_held_up = True
+                    self._is_full(True)
                     return []
                 if got is BUSY:  # of one that waits for a decision it is known when to look again
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)

@@ -39,7 +39,7 @@ class NamedLeaser(Leaser):
                 if got is LIMITED and name is not None and self._limits().give_back():
                     got = self._from_head(name, n, n, lease_ms, n == 1)
                 if got is LIMITED:
-                    self.is_held_up = not held
+                    self._is_full(not held)
                     return held
                 if got in (BUSY, UNDECIDED) and name is not None:
                     busy[batch] = name

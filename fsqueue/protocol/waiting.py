@@ -152,9 +152,29 @@ def pause_news(stores: Iterable[Store]) -> list[str]:
     return found
 
 
+def limit_news(stores: Iterable[Store]) -> list[str]:
+    """Return a sentence for each queue whose limits allowed no more at the last look. Each is returned once for a store
+    and for its limits.
+    """
+    found = []
+    for store in stores:
+        full = store.full
+        if full is None or full == store.noted_full:
+            continue
+        store.noted_full = full
+        found.append(
+            f"As many tasks of {store.path} are leased as its limits allow ({full}), by all workers together. The next "
+            "one is leased when a place is free."
+        )
+    return found
+
+
 def tell_pauses(stores: Iterable[Store]) -> None:
-    """Log a warning, once, for each queue that turns out to be paused, or not to be any more."""
-    for text in pause_news(stores):
+    """Log a warning, once, for each queue that turns out to be paused, or not to be any more; and that its limits allow
+    no more.
+    """
+    known = [*stores]
+    for text in pause_news(known) + limit_news(known):
         logger.warning("%s", text)
 
 

@@ -18,7 +18,7 @@ from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_
 from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
 from fsqueue.filesystem.processes import boot_id
 from fsqueue.format import names, task_file
-from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
+from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueLimits, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import journals, listening
@@ -92,6 +92,10 @@ class Store:
         self._take_settings()
         self.noted_pause: Pause | None = None
         """The pause that the user was told of: see `waiting.pause_news`."""
+        self.full: QueueLimits | None = None
+        """The limits that allowed no more leases at the last look; None: it had room, or there are none. A hint."""
+        self.noted_full: QueueLimits | None = None
+        """The limits of which the user was told that they allow no more: see `waiting.limit_news`."""
         durability = self.settings.durability
         self.sync_inserts = durability != "none" or self.fs.shared
         self.sync_movements = durability == "strict" or self.fs.shared

@@ -22,7 +22,7 @@ from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, SeveralRoots, Watch
-from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
+from fsqueue.protocol.waiting import BELL_S, limit_news, pause_news, tell_of_end
 from fsqueue.queue import Queue
 from fsqueue.storage import copies
 from fsqueue.storage.listening import Listener
@@ -493,6 +493,8 @@ class Feeder(BackgroundThread):
                 return Fed()
             for text in pause_news(self._queues.stores()):
                 self._say("pause", text)
+            for text in limit_news(self._queues.stores()):
+                self._say("limit", text)
             if self._is_closed:
                 return Fed()
             if self._members is not None and self._members.goes_on:

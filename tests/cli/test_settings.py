@@ -102,3 +102,38 @@ def test_a_worker_waits_while_its_queue_is_paused_and_goes_on(spawn: Spawn, fsqu
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert [json.loads(line)["event"] for line in err.splitlines()].count("pause") == 1  # that it goes on
+
+
+def test_a_worker_says_once_that_it_waits_for_a_place_and_goes_on(spawn: Spawn, fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    queue.change_settings(max_leased=1)
+    [held] = queue.lease()
+    process = spawn("run", queue.path, "--log-json", "--", "true")
+    assert process.stderr is not None
+    told = json.loads(process.stderr.readline())
+    assert told["event"] == "limit"
+    assert f"{queue.path} are leased as its limits allow (max_leased=1)" in told["text"]
+    assert queue.status().waiting == 3
+    held.complete()
+    until(lambda: queue.status().drained, "the worker to go on")
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "limit" not in [json.loads(line)["event"] for line in err.splitlines()]
+
+
+def test_a_limit_that_is_reached_is_shown_wherever_one_looks(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    queue.change_settings(max_leased=1)
+    assert "limited" not in fsqueue_cli("status", queue.path).stdout
+    [held] = queue.lease()
+    line = r"^limited     max_leased=1 allows no more leased tasks at a time: 3 wait for a place$"
+    for options in ((), ("--fast",)):
+        shown = fsqueue_cli("status", queue.path, *options).stdout
+        assert re.search(line, shown, re.MULTILINE)
+        assert "no workers" not in shown
+    waited = fsqueue_cli("wait", queue.path, "--timeout", "0.1", code=124)
+    assert "max_leased=1 allows no more leased tasks at a time: 3 wait" in waited.stderr
+    assert "leased 1 of at most 1" in waited.stdout
+    assert "max_leased=1" in fsqueue_cli("lease", queue.path, code=3).stderr
+    held.complete()
+    assert "limited" not in fsqueue_cli("status", queue.path).stdout
