@@ -1,7 +1,7 @@
 """Write the manual pages: what `fsqueue help` prints, as troff with the macros of man(7).
 
-They are made from the help of the commands, and checked in: a wheel takes them from man/. Type scripts/man-pages after
-a change of an option, of a command's docstring or of the version. tests/house/test_man_pages.py compares them.
+They are made from the help of the commands, and checked in: a wheel takes them from docs/man/. Type scripts/man-pages
+after a change of an option, of a command's docstring or of the version. tests/house/test_man_pages.py compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fsqueue_cli.main import COMMANDS, EPILOG, FIRST, GROUPS, cli
 
 import fsqueue
 
-HERE = Path(__file__).resolve().parent.parent / "man"
+HERE = Path(__file__).resolve().parent.parent / "docs" / "man"
 
 _HEAD = f""".\\" Made by scripts/man-pages from the help of the command. Do not edit.
 .TH %s 1 "" "fsqueue {fsqueue.__version__}" "fsqueue"
@@ -117,7 +117,7 @@ def _text(line: str) -> str:
 def main() -> None:
     """Write all pages, and remove those of commands that are gone."""
     parser = argparse.ArgumentParser(prog="scripts/man-pages", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dir", type=Path, default=HERE, help="where to [man/ of this clone]")
+    parser.add_argument("--dir", type=Path, default=HERE, help="where to [docs/man/ of this clone]")
     place: Path = parser.parse_args().dir
     place.mkdir(exist_ok=True)
     made = dict(pages())

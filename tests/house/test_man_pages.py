@@ -1,4 +1,4 @@
-"""The manual pages in man/ are those that scripts/man-pages makes; they say all that `fsqueue help` says."""
+"""The manual pages in docs/man/ are those that scripts/man-pages makes; they say all that `fsqueue help` says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.house.source import TOP
 
 pytestmark = pytest.mark.once
 
-PAGES = TOP / "man"
+PAGES = TOP / "docs" / "man"
 ESCAPES = {"\\-": "-", "\\(aq": "'", "\\(ga": "`", "\\(ha": "^", "\\(ti": "~", "\\&": "", "\\e": "\\"}
 needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed (scripts/setup-groff)")
 

@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_S
 
 NAME = "fsqueue-tasks"
 """The distribution's name. `fsqueue` is another program's on the package index."""
-MAN = TOP / "man"
+MAN = TOP / "docs" / "man"
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s]+)\)")
 """A link to a file beside the page."""
 
@@ -33,7 +33,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("target")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(TOP / name, tree)
-    for name in ("fsqueue", "cli", "docs", "man", "tests"):
+    for name in ("fsqueue", "cli", "docs", "tests"):
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     # The virtual environment is this one: a new one would ask a package index for what the package needs.
     typed = Typed(tree, "README.md", {"python3 -m venv ~/fsqueue && . ~/fsqueue/bin/activate": ":"}, {})
@@ -90,7 +90,7 @@ def test_the_sdist_holds_what_is_installed_and_no_tests(tmp_path: Path) -> None:
         for tree in ("fsqueue", "cli")
         for file in (TOP / tree).rglob("*")
         if file.suffix == ".py" or file.name == "py.typed" or file.parent.name == "templates"
-    } | {f"man/{page.name}" for page in MAN.iterdir()}
+    } | {f"docs/man/{page.name}" for page in MAN.iterdir()}
 
 
 def test_a_zip_file_says_what_it_cannot_do(tmp_path: Path) -> None:
