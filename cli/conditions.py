@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -19,11 +19,21 @@ FIELDS = fsqueue.Result._fields
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
 
 Item = fsqueue.TaskInfo | fsqueue.Result | fsqueue.DeadLetter
-Condition = Callable[[fsqueue.Result], bool]
+
+
+class Condition(NamedTuple):
+    """A condition, as it was typed, and a function that tells whether a task meets it."""
+
+    text: str
+    holds: Callable[[fsqueue.Result], bool]
 
 
 def condition(value: str) -> Condition:
-    """Parse FIELD=VALUE and the like. Return a function that tells whether a task meets it."""
+    """Parse FIELD=VALUE and the like."""
+    return Condition(value, _parsed(value))
+
+
+def _parsed(value: str) -> Callable[[fsqueue.Result], bool]:
     match = _CONDITION.fullmatch(value)
     path = match[1].split(".") if match else []
     if match is None and value.partition(".")[0] in FIELDS:
@@ -66,7 +76,7 @@ def all_of(conditions: tuple[Condition, ...]) -> Callable[[Item], bool] | None:
 
     def meets_all(item: Item) -> bool:
         result = _as_result(item)
-        return all(holds(result) for holds in conditions)
+        return all(one.holds(result) for one in conditions)
 
     return meets_all
 

@@ -1,4 +1,6 @@
-"""import: take the unfinished tasks of another program's queue over, each once (docs/decisions/0063-import.md)."""
+"""import: take tasks over, each once: those that `export` has printed (docs/decisions/0070-moves.md), and those of
+another program's queue (docs/decisions/0063-import.md).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ import click
 import fsqueue
 from fsqueue.format import wording
 
-from .common import example, json_option, moment, queue_argument
+from .common import example, json_option, moment, path_of, queue_argument
+from .exporting import committed, insert_set
 from .filequeue import FileQueue, FileQueueListing, FileQueueTask, Unusable
 from .options import DURATION
-from .printing import complain, passing, print_done
+from .printing import complain, hint, passing, print_done
 from .targets import one_queue
+from .task_lines import TaskLines
 
 if TYPE_CHECKING:
     from .targets import AnyQueue
@@ -41,34 +45,42 @@ class TakeoverReport(NamedTuple):
 @click.command(
     name="import",
     epilog=example(
-        """fsqueue create /scratch/me/tiles
+        """fsqueue export Q >tasks.jsonl
+fsqueue import Q2 tasks.jsonl                    # again: prints 0
+ssh far 'fsqueue export Q' | fsqueue import Q2 -
 fsqueue import --from-filequeue /scratch/me/old-queue /scratch/me/tiles    # stop its workers first
 fsqueue import --from-filequeue fq:///scratch/me/old-queue /scratch/me/tiles --wait 2h    # waits for its leases
 fsqueue import --from-filequeue /scratch/me/old-queue http://localhost:8750/tiles --json    # through a gateway"""
     ),
 )
-@click.option("--from-filequeue", "filequeue", metavar="DIR", required=True,
-              help="A FileQueue of python-task-queue (fq://DIR).")  # fmt: skip
+@click.option("--from-filequeue", "filequeue", metavar="DIR",
+              help="In place of FILE: a FileQueue of python-task-queue (fq://DIR).")  # fmt: skip
 @queue_argument
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(allow_dash=True))
 @click.option("--wait", "wait_s", type=DURATION, default=0.0, help="How long to wait until no lease in DIR is alive.")
 @click.option("--take-leased", is_flag=True,
               help="Take leased tasks, too, available at once: if no worker of DIR lives any more.")  # fmt: skip
 @click.option("--skip-bad", is_flag=True,
               help="Leave out what is no task: name it on standard error, and end with exit code 1.")  # fmt: skip
 @click.option("--commit", metavar="NAME",
-              help="The name under which the tasks are inserted, once [made from the directory].")  # fmt: skip
+              help="The name under which the tasks are inserted, once [made from the file, or from DIR].")  # fmt: skip
 @json_option
 @click.pass_context
 def import_(
-    ctx: click.Context, /, filequeue: str, queue: str, wait_s: float, take_leased: bool, skip_bad: bool,
-    commit: str | None, as_json: bool,
+    ctx: click.Context, /, filequeue: str | None, queue: str, file: str | None, wait_s: float, take_leased: bool,
+    skip_bad: bool, commit: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Insert the unfinished tasks of a FileQueue into the queue Q, each once, and print how many are new.
+    """Insert tasks into the queue Q, each once, and print how many are new: those of FILE, or of a FileQueue.
 
-    DIR is only read. All of its tasks appear in Q at one instant, or none. The command may be killed and repeated, on
-    any host, and typed twice at once: the tasks are inserted once. A task that was inserted with a delay keeps its
-    time. Functions and classes become calls that 'fsqueue run Q --load MODULE' executes, and programs that use
-    fsqueue.compat.taskqueue.
+    FILE has lines as 'fsqueue export' prints them, '-' is standard input. What counts is the payload (or "b64"), key,
+    priority, and "available_at" if that is to come; attempts begin anew. At a bad line nothing is inserted. Tasks
+    without keys appear in Q at one instant, or not at all, then those with keys that are free. The command may be
+    killed and repeated: the same lines are inserted once. A purge of Q forgets that.
+
+    Of a FileQueue, DIR is only read. All of its tasks appear in Q at one instant, or none. The command may be killed
+    and repeated, on any host, and typed twice at once: the tasks are inserted once. A task that was inserted with a
+    delay keeps its time. Functions and classes become calls that 'fsqueue run Q --load MODULE' executes, and programs
+    that use fsqueue.compat.taskqueue.
 
     If leases in DIR are alive, a worker may still execute their tasks. Then the command says which tasks these are,
     and until when, and inserts nothing (exit code 1). A FileQueue does not record which worker holds a lease. With
@@ -80,6 +92,18 @@ def import_(
     DIR is taken over once. If other tasks are in it later, the command says so, and inserts nothing: it cannot know
     which of them Q has had. A purge of Q forgets that DIR was taken over.
     """
+    if (file is None) == (filequeue is None):
+        raise click.UsageError(
+            "Say what to import, one of both: a FILE that 'fsqueue export' has printed ('-': standard input), or "
+            "--from-filequeue DIR. Nothing was inserted."
+        )
+    if file is not None:
+        for option, is_given in (("--wait", wait_s), ("--take-leased", take_leased), ("--skip-bad", skip_bad)):
+            if is_given:
+                raise click.UsageError(f"{option} is for --from-filequeue: leave it out. Nothing was inserted.")
+        _import_lines(file, queue, commit, as_json)
+        return
+    assert filequeue is not None
     with FileQueue(filequeue) as source, one_queue(queue) as q:
         takeover = Takeover(source, q, commit or source.identity(), take_leased=take_leased, skip_bad=skip_bad)
         until = time.monotonic() + wait_s
@@ -119,6 +143,33 @@ def import_(
             ctx.exit(1)
 
 
+def _import_lines(file: str, queue: str, commit: str | None, as_json: bool) -> None:
+    """Insert the tasks of a file of `export`."""
+    with one_queue(queue) as q, TaskLines(file, q.settings.task_bytes_max) as lines:
+        lines.check()
+        name = commit or f"import-{lines.digest}"
+        try:
+            found = insert_set(q, name, lines.read, lines.keyed > 0, lines.tasks - lines.keyed)
+        except fsqueue.InvalidTask as error:
+            named = "" if f"ine {lines.line:,} " in str(error) else f" It is line {lines.line:,} of {lines.name}."
+            raise type(error)(f"{error}{named}") from error
+        done = {
+            "inserted": found.new,
+            "tasks": lines.tasks,
+            "keyed": lines.keyed,
+            "commit": name,
+            "repeated": found.known is not None,
+        }
+        print_done(as_json, done, found.new)
+        if found.is_whole and found.known is not None:
+            complain(f"{lines.name} was imported on {moment(found.known.at)} under the name {name}: nothing was added")
+        elif lines.tasks == 0:
+            hint(f"{lines.name} has no task")
+        elif found.known is None and found.new < lines.tasks:
+            taken = wording.counted(lines.tasks - found.new, "task")
+            hint(f"{taken} of {lines.tasks:,} left out: {path_of(q)} has their keys")
+
+
 class Takeover:
     """The steps of a takeover; docs/decisions/0063-import.md says what a crash between any two leaves."""
 
@@ -134,7 +185,7 @@ class Takeover:
     def run(self, look: FileQueueListing) -> TakeoverReport:
         """Insert what a look has found. Errors say that nothing was inserted."""
         tasks, marker = len(look.tasks), f"filequeue-set-{look.digest()}"
-        if (known := self._committed(self.name)) is not None:
+        if (known := committed(self.queue, self.name)) is not None:
             self._refuse_others(known, look, marker)
             return TakeoverReport(tasks, 0, known.tasks, True, known.at)
         self._refuse_leased(look)
@@ -148,15 +199,10 @@ class Takeover:
         except fsqueue.InvalidTask as error:
             named = "" if self._last is None else f" The file is {self._last.name}."
             raise fsqueue.InvalidTask(f"{error}{named} Nothing was inserted.") from error
-        if not new and (known := self._committed(self.name)) is not None:  # another process was quicker
+        if not new and (known := committed(self.queue, self.name)) is not None:  # another process was quicker
             self.bad = []
             return TakeoverReport(tasks, 0, known.tasks, True, known.at)
         return TakeoverReport(tasks, new, new, False, None)
-
-    def _committed(self, name: str) -> fsqueue.CommitReport | None:
-        if isinstance(self.queue, fsqueue.Queue):
-            return self.queue.commit(name).committed()
-        return self.queue.committed(name)
 
     def _mark(self, marker: str) -> None:
         """Note durably which tasks are going to be inserted: a later call compares its own with these."""
@@ -167,7 +213,7 @@ class Takeover:
 
     def _refuse_others(self, known: fsqueue.CommitReport, look: FileQueueListing, marker: str) -> None:
         """Raise an error if the directory was taken over when it had other tasks than now."""
-        if not look.tasks or (self._committed(marker) is not None and known.tasks <= len(look.tasks)):
+        if not look.tasks or (committed(self.queue, marker) is not None and known.tasks <= len(look.tasks)):
             return
         raise fsqueue.FsqueueError(
             f"{self.source.path} was taken over on {moment(known.at)}, with {wording.counted(known.tasks, 'task')}, "

@@ -30,7 +30,7 @@ GROUPS = {
         "run": ("running", "Run a command, or a Python function, for each task."),
         "slurm": ("slurm", "Submit an array job of workers to Slurm."),
         "spark": ("spark", "Queues and Spark: seed, audit, report, drain, requeue."),
-        "import": ("importing", "Take over the tasks of a FileQueue of python-task-queue."),
+        "import": ("importing", "Insert what 'export' has printed, or a FileQueue's tasks."),
     },
     "What became of them": {
         "status": ("watching", "Count the tasks; rates, time left, failures; --watch."),
@@ -46,6 +46,9 @@ GROUPS = {
         "retry": ("results", "Insert dead letters again, or completed tasks."),
         "cancel": ("leases", "Cancel waiting tasks."),
         "change": ("changing", "Change the priority or the time of waiting tasks."),
+        "export": ("exporting", "Print waiting tasks as JSON Lines, for import."),
+        "cp": ("exporting", "Copy waiting tasks into another queue, once."),
+        "mv": ("moving", "Move waiting tasks to another queue."),
         "pause": ("queues", "Keep all workers from leasing tasks, until resume."),
         "resume": ("queues", "End a pause."),
         "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),

@@ -75,7 +75,7 @@ def _change_in(locked: LockedBatch, indices: Sequence[int], values: NewValues) -
         store = locked.store
         available_at = values.available_at if values.delay_ms is None else at + values.delay_ms
         first = min(_available_from(replay_state, index, at, available_at) for index in free)
-        _promise(locked, values.rank, first, at)
+        promise(locked, values.rank, first, at)
         versions = [replay_state.version[index] for index in free]
         locked.log.write(movements.change(at, free, versions, available_at, values.priority))
         if store.sync_inserts and not locked.log.sync:
@@ -90,7 +90,7 @@ def _available_from(replay_state: ReplayState, index: int, at: int, wanted: int 
     return replay_state.since[index] if replay_state.state[index] == AVAILABLE else at
 
 
-def _promise(locked: LockedBatch, rank: Rank, available_at: int, at: int) -> None:
+def promise(locked: LockedBatch, rank: Rank, available_at: int, at: int) -> None:
     """Give the task file a name that promises no less than what the tasks are about to be. OSError if that fails.
 
     It is recorded, done and proven before: a name that promises too much costs a look. One that promises too little

@@ -69,13 +69,13 @@ def test_where_has_the_same_fields_in_all_commands(fsqueue_cli: Run, queue: Queu
 DESTROYS = {"cancel": ["--where", "payload>=0"], "dead purge": [], "delete": [], "purge": []}
 REPEATS = {"retry", "dead retry", "release-all", "spark requeue"}
 DOES_NOT_ASK = {
-    **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion", "help"), "it reads"),
+    **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion", "help", "export"), "it reads"),
     **dict.fromkeys(("spark audit", "spark report"), "it reads"),
     **dict.fromkeys(("doctor", "bench", "simulate"), "it works on files of its own"),
-    **dict.fromkeys(("create", "insert", "import", "spark seed"), "it adds, and replaces nothing"),
+    **dict.fromkeys(("create", "insert", "import", "cp", "spark seed"), "it adds, and replaces nothing"),
     **dict.fromkeys(("map", "run", "slurm", "spark drain", "serve"), "it does the work, or has others do it"),
     **dict.fromkeys(("lease", "complete", "renew", "release", "fail", "bury"), "it acts on its own lease, by a token"),
-    **dict.fromkeys(("pause", "resume", "set", "change"), "the same command takes it back"),
+    **dict.fromkeys(("pause", "resume", "set", "change", "mv"), "the same command takes it back"),
     "update": "a script names each of its operations, and all happen or none",
     "workers": "--release-dead ends leases that nobody holds any more",
     "gc": "for cron: no task that is not done, and history by an age that is named",
@@ -158,7 +158,7 @@ PRINTS_NO_DATA = {
     "help": "a text",
     "serve": "its address, for a script, and a log",
 }
-LISTS = {"ls": 8, "results": 4, "dead list": 1, "lease": 2, "fsck": 0}
+LISTS = {"ls": 8, "export": 6, "results": 4, "dead list": 1, "lease": 2, "fsck": 0}
 """Commands that print a line for each task or finding, and how many they have in the queue of the test."""
 ARGUMENTS = {
     "bury": "Q TOKEN --reason x", "cancel": "Q ID -y", "complete": "Q TOKEN", "dead purge": "Q -y", "delete": "Q -y",
@@ -168,6 +168,7 @@ ARGUMENTS = {
     "run": "Q --max-tasks 1 --call json:dumps", "create": "DIR/new", "set": "Q max_attempts=3", "doctor": "DIR",
     "bench": "DIR --tasks 1 --duration 0.01", "simulate": "--lag 10 --pops 10", "update": "DIR/group --insert a=1",
     "slurm": "Q --print -- true", "change": "Q ID --delay 0", "import": "Q --from-filequeue DIR/old",
+    "cp": "Q DIR/group/cp", "mv": "Q DIR/group/mv",
 }  # fmt: skip
 """What else than a queue a command is given."""
 JSON = {name for name, option in OPTIONS if "--json" in option.opts or "--json" in option.secondary_opts}

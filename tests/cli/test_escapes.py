@@ -160,7 +160,11 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("import",): [
         ["Q", "--from-filequeue", "FILEQUEUE"], ["Q", "--from-filequeue", "FILEQUEUE", "--skip-bad"],
         ["Q", "--from-filequeue", EVIL], ["Q", "--from-filequeue", "FILEQUEUE", "--skip-bad", "--commit", EVIL],
+        ["Q", EVIL], ["Q", "-", "--commit", EVIL],
     ],
+    ("export",): [["Q"], ["Q", "--state", "leased", "--state", "dead"], ["Q", "--where", EVIL], ["Q", "--match", EVIL]],
+    ("cp",): [["Q", "Q"], ["Q", EVIL], [EVIL, "Q"], ["Q", "Q", "--commit", EVIL], ["Q", "Q", "--where", EVIL]],
+    ("mv",): [["Q", "Q"], ["Q", EVIL], [EVIL, "Q"], ["Q", "Q", "--where", EVIL]],
     ("lease",): [["Q", "-n", "9"], ["Q", "--tokens"], ["Q", "--worker", EVIL]],
     ("complete",): [["Q", "TOKEN"], ["Q", "LOST"], ["Q", "-"], ["Q", "TOKEN", "--result", EVIL]],
     ("renew",): [["Q", "TOKEN"], ["Q", "LOST"]],

@@ -441,4 +441,4 @@ def test_what_is_no_filequeue_is_refused(fsqueue_cli: Run, files: Files, q: Queu
         assert said in refused.stderr
     fsqueue_cli("import", "--from-filequeue", files.home, tmp_path / "missing", code=5)
     assert not (tmp_path / "missing").exists()
-    assert "Missing option" in fsqueue_cli("import", q.path, code=2).stderr
+    assert "one of both" in fsqueue_cli("import", q.path, code=2).stderr

@@ -79,7 +79,7 @@ ARGUMENTS = {
     "change": "{id} --delay 0", "fail": "{token} --reason x", "insert": "--task 1",
     "import": "--from-filequeue {old}", "purge": "-y", "release": "{token}", "release-all": "-y",
     "renew": "{token}", "retry": "--completed --all", "run": "--max-tasks 1 --idle-timeout 0.01 -- true",
-    "show": "{id}", "update": "--insert a=1", "wait": "--timeout 0",
+    "show": "{id}", "update": "--insert a=1", "wait": "--timeout 0", "cp": "{dst}", "mv": "{dst}",
 }  # fmt: skip
 """What else each command is given."""
 REFUSED = {2, fsqueue.QueueNotFound.exit_code, fsqueue.TaskNotFound.exit_code}
@@ -87,7 +87,7 @@ REFUSED = {2, fsqueue.QueueNotFound.exit_code, fsqueue.TaskNotFound.exit_code}
 NEEDS_MATCH = {"delete"}
 """These do nothing to a whole group: with `--match '.*'` they do."""
 OF_TASKS = {"show", "cancel", "change", "complete", "renew", "release", "fail", "bury"}
-ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert", "import", *OF_TASKS}
+ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert", "import", "cp", "mv", *OF_TASKS}
 """Their output is no line for each queue."""
 
 
@@ -105,12 +105,13 @@ def at_home(tmp_path: Path) -> Iterator[Home]:
     queues = [Queue.create(tmp_path / name, shards=1, durability="none", max_attempts=1) for name in ("q", "q2")]
     given = {}
     Files(tmp_path / "old").add()
+    dst = str(Queue.create(tmp_path / "dst", shards=1, durability="none").path)
     for queue in (*queues, group["a"], group["b"]):
         queue.insert_many([1, 2, 3, 4])
         completed, dead, leased = queue.lease(3)
         completed.complete(1)
         dead.bury("x")
-        given[queue.path] = {"id": queue.peek()[0].id, "token": leased.token, "old": str(tmp_path / "old")}
+        given[queue.path] = {"id": queue.peek()[0].id, "token": leased.token, "old": str(tmp_path / "old"), "dst": dst}
     with gateways(tmp_path) as serve:
         yield Home(tmp_path, serve(group.path), given)
 
@@ -232,7 +233,7 @@ VARIES = (
     (r'"rate":.*?,"activity":.*?,"paused"', '"paused"'), (r'"lineage":\{[^}]*\},', ""), (r"[0-9]+\.[0-9]+", "TIME"),
     (r"lease [0-9a-f]{16}|\"lease\":\"[0-9a-f]{16}\"", "LEASE"),
     (r"version *(\": *)?[0-9]+|\"version\":[0-9]+", "VERSION"),
-    (r"filequeue-[0-9]+", "COMMIT"),
+    (r"filequeue-[0-9]+|cp-[0-9a-f]{32}", "COMMIT"),
 )  # fmt: skip
 """What differs between two calls of one command: ids, leases, times, and rates; and of what tasks a task came, which a
 gateway does not tell."""

@@ -566,6 +566,7 @@ PARTS = (LOOK_FIRST, "They need not be its first ones", "So they are others, and
 OTHERS = {
     "cli/filequeue.py": "said before anything is inserted: tests/cli/test_import.py",
     "cli/importing.py": "said before anything is inserted, or of a name that is used up: the same",
+    "cli/task_lines.py": "said before anything is inserted: tests/cli/test_export.py",
     "cli/insert_lines.py": "said before anything was inserted",
     "cli/insert_input.py": "said before anything was inserted",
     "cli/insert_source.py": "made of the error's numbers, or said before anything was inserted",

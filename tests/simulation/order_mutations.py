@@ -262,14 +262,14 @@ MUTATIONS = [
         "a change does not see to what the name promises",
         "no worker looks for the task that has become urgent, or early",
         "changed",
-        (("changing._promise", "target != name", "False"),),
+        (("changing.promise", "target != name", "False"),),
     ),
     Mutation(
         "a task is changed before its batch's file has the name",
         "a crash between the two leaves a task that is more urgent than the name says",
         "changed-files",
         (
-            ("changing._change_in", "_promise(locked, values.rank, first, at)", ""),
+            ("changing._change_in", "promise(locked, values.rank, first, at)", ""),
             (
                 "changing._change_in",
                 "locked.log.write(movements.change(at, free, versions, available_at, values.priority))",
@@ -284,7 +284,7 @@ MUTATIONS = [
         "a name that a change needs is not synced",
         "a power loss keeps the change, and takes the name",
         "changed-power",
-        (("changing._promise", "store.sync_inserts and not store.fs.shared", "False"),),
+        (("changing.promise", "store.sync_inserts and not store.fs.shared", "False"),),
     ),
     Mutation(
         "a checkpoint leaves out changed priorities",

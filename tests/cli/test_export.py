@@ -1,0 +1,213 @@
+"""export, import and cp: the same tasks, as they were, and once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsqueue_cli.exporting import Chosen, insert_set
+
+import fsqueue
+from fsqueue import Queue, Task
+from fsqueue.clock import ManualClock
+from tests.cli.conftest import Run, Spawn
+from tests.support import Crash, CrashingFilesystem
+from tests.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.once
+DUE = 4_000_000_000.5
+TASKS = [
+    Task({"n": 1, "ü": [None, 0.1]}), Task("text", priority="p"), Task(b"\0\xff", priority=-3), Task(None),
+    Task(2, available_at=DUE), Task({"k": 1}, key="one", priority=4), Task("k", key="two", available_at=DUE),
+]  # fmt: skip
+
+
+def about(queue: Any, *states: str) -> Counter[str]:
+    """Return what a queue has to do: payload, key, priority and time, each with how often it is there."""
+    return Counter(
+        repr((task.payload, task.key, task.priority, task.available_at if task.state == "delayed" else None))
+        for task in queue.tasks()
+        if not states or task.state in states
+    )
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Queue:
+    """A queue with tasks of all kinds, one of them leased, and one dead letter."""
+    queue = Queue.create(tmp_path / "src", max_attempts=1)
+    for payload in ("dead", "leased"):
+        queue.insert(payload)
+        [task] = queue.lease()
+        if payload == "dead":
+            task.fail("no")
+    for task in TASKS:
+        queue.insert_many([task])
+    return queue
+
+
+@pytest.fixture
+def dst(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "dst")
+
+
+def test_a_file_brings_all_as_it_was(
+    fsqueue_cli: Run, src: Queue, dst: Queue, tmp_path: Path, place_of: Callable[[Path], str]
+) -> None:
+    """At a path, and at an address."""
+    done = fsqueue_cli("export", place_of(src.path))
+    assert "1 leased task left out" in done.stderr
+    assert len(done.stdout.splitlines()) == len(TASKS)
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(done.stdout + "\n")
+    place = place_of(dst.path)
+    first = json.loads(fsqueue_cli("import", place, file, "--json").stdout)
+    assert (first["inserted"], first["tasks"], first["keyed"], first["repeated"]) == (7, 7, 2, False)
+    assert about(dst) == about(src, "waiting", "delayed")
+    again = fsqueue_cli("import", place, file)
+    assert again.stdout == "0\n"
+    assert "nothing was added" in again.stderr
+    assert fsqueue_cli("import", place, "-", input=file.read_text()).stdout == "0\n"
+    named = fsqueue_cli("import", place, file, "--commit", "second")
+    assert named.stdout == "5\n"
+    assert "2 tasks of 7 left out" in named.stderr
+
+
+def test_states_and_conditions(fsqueue_cli: Run, src: Queue, dst: Queue) -> None:
+    dead = fsqueue_cli("export", src.path, "--state", "dead")
+    assert fsqueue_cli("import", dst.path, "-", input=dead.stdout).stdout == "1\n"
+    assert fsqueue_cli("dead", "purge", src.path, "-", "--yes", input=dead.stdout).stdout == "1\n"
+    leased = fsqueue_cli("export", src.path, "--state", "leased")
+    assert fsqueue_cli("import", dst.path, "-", input=leased.stdout).stdout == "1\n"
+    some = fsqueue_cli("export", src.path, "--where", "payload.n=1", "--state", "waiting", "--state", "dead")
+    assert fsqueue_cli("import", dst.path, "-", input=some.stdout).stdout == "1\n"
+    assert [task.payload for task in dst.tasks()] == ["dead", "leased", {"n": 1, "ü": [None, 0.1]}]
+    assert fsqueue_cli("import", dst.path, "-", input=fsqueue_cli("ls", src.path, "--json").stdout).stdout == "8\n"
+
+
+def test_a_dead_letter_without_a_payload_is_left_out(fsqueue_cli: Run, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", shards=1)
+    queue.insert_many(["x"], batch_tasks=1)
+    [task] = queue.lease()
+    [file] = queue.path.rglob("queue/*/*.jsonl")
+    file.write_bytes(b"torn\n")
+    task.bury("no")
+    done = fsqueue_cli("export", queue.path, "--state", "dead")
+    assert done.stdout == ""
+    assert "1 dead letter left out" in done.stderr
+
+
+BAD = {
+    "not json": ("{", "1"), "a payload alone": ("7", "Line 2"), "no payload": ('{"id":"x"}', "either a payload or b64"),
+    "both": ('{"payload":1,"b64":"AA=="}', "either a payload"), "no base64": ('{"b64":"?"}', "no base64"),
+    "a completed task": ('{"payload":1,"state":"completed"}', "fsqueue retry"),
+    "a key that is none": ('{"payload":1,"key":7}', "key"), "a priority": ('{"payload":1,"priority":1.5}', "priority"),
+    "a time": ('{"payload":1,"available_at":"now"}', "available_at"),
+    "a lost one": ('{"payload":null,"payload_lost":true}', "payload is lost"),
+    "a key too long": (json.dumps({"payload": 1, "key": "k" * 2000}), "line 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_at_a_bad_line_nothing_is_inserted(fsqueue_cli: Run, dst: Queue, bad: tuple[str, str]) -> None:
+    line, said = bad
+    refused = fsqueue_cli("import", dst.path, "-", input=f'{{"payload":1}}\n{line}\n', code=2)
+    assert said in refused.stderr
+    assert dst.status().inserted <= ("key" in line and len(line) > 1000)
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_what_is_refused(fsqueue_cli: Run, dst: Queue, tmp_path: Path) -> None:
+    assert "cannot be read" in fsqueue_cli("import", dst.path, tmp_path / "missing", code=1).stderr
+    assert "one of both" in fsqueue_cli("import", dst.path, code=2).stderr
+    assert "--take-leased" in fsqueue_cli("import", dst.path, "-", "--take-leased", code=2, input="").stderr
+    assert "has no task" in fsqueue_cli("import", dst.path, "-", input="").stderr
+    large = json.dumps({"payload": "x" * (dst.settings.task_bytes_max + 1)})
+    refused = fsqueue_cli("import", dst.path, "-", input=f'{{"payload":1}}\n{large}\n', code=14)
+    assert "line 2" in refused.stderr
+    assert dst.status().inserted == 0
+    assert "are one queue" in fsqueue_cli("cp", dst.path, dst.path, code=2).stderr
+
+
+def test_cp_once_and_again(
+    fsqueue_cli: Run, src: Queue, dst: Queue, tmp_path: Path, place_of: Callable[[Path], str]
+) -> None:
+    empty = Queue.create(tmp_path / "empty")
+    assert fsqueue_cli("cp", empty.path, dst.path).stdout == "0\n"
+    empty.insert(1)
+    assert fsqueue_cli("cp", empty.path, dst.path, "--where", "payload=1").stdout == "1\n"  # nothing was noted
+    dst.purge()
+    source, target = place_of(src.path), place_of(dst.path)
+    first = fsqueue_cli("cp", source, target)
+    assert first.stdout == "7\n"
+    assert about(dst) == about(src, "waiting", "delayed")
+    again = fsqueue_cli("cp", source, target)
+    assert again.stdout == "0\n"
+    assert "--commit NAME" in again.stderr
+    some = fsqueue_cli("cp", source, target, "--state", "dead", "--json")
+    assert json.loads(some.stdout)["inserted"] == 1
+    named = fsqueue_cli("cp", source, target, "--commit", "again")
+    assert named.stdout == "5\n"
+    assert "2 tasks left out: keys" in named.stderr
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_killed_at_each_change_of_the_disk(tmp_path: Path, clock: ManualClock, torn: bool) -> None:
+    """What has no key appears at one instant. The same call brings the rest, and inserts nothing twice."""
+    src = Queue(Queue.create(tmp_path / "src", shards=1).path, clock=clock)
+    src.insert_many(TASKS)
+    for at in range(1, 1000):
+        place = Queue.create(tmp_path / f"{at}", shards=1, durability="none").path
+        fs = CrashingFilesystem(str(place), at=at, torn=torn)
+
+        def copy(queue: Queue) -> int:
+            return insert_set(queue, "copy", Chosen(src, ("waiting", "delayed"), ()).read, True, None).new
+
+        try:
+            copy(Queue(place, filesystem=fs, clock=clock))
+        except Crash:
+            assert fs.dead
+        fs.bury()
+        assert sum(task.key is None for task in Queue(place, clock=clock).tasks()) in (0, 5)
+        copy(Queue(place, clock=clock))
+        assert about(Queue(place, clock=clock)) == about(src)
+        assert copy(Queue(place, clock=clock)) == 0
+        if not fs.dead:
+            break
+    assert at > 20
+
+
+def test_a_command_that_is_killed(fsqueue_cli: Run, spawn: Spawn, tmp_path: Path, dst: Queue) -> None:
+    lines = [json.dumps({"payload": n} | ({"key": str(n)} if n % 10 == 0 else {})) for n in range(3000)]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(lines))
+    for moment in ("staging/*/*.jsonl", "commits/import-*", "keys/*"):
+        going = spawn("import", dst.path, file)
+        until(lambda going=going, moment=moment: going.poll() is not None or any(dst.path.rglob(moment)), moment)
+        going.send_signal(signal.SIGKILL)
+        going.wait(PATIENCE_S)
+        assert sum(task.key is None for task in dst.tasks()) in (0, 2700)
+    fsqueue_cli("import", dst.path, file)
+    assert sorted(task.payload for task in dst.tasks()) == list(range(3000))
+    [report] = [dst.commit(path.stem).committed() for path in dst.path.rglob("commits/import-*.keys.json")]
+    assert report is not None
+    for task in iter(lambda: dst.lease(100), []):
+        fsqueue.Queue.complete(dst, task)
+    assert fsqueue_cli("import", dst.path, file).stdout == "0\n"
+
+
+def test_a_file_that_is_written_to_meanwhile(tmp_path: Path, dst: Queue) -> None:
+    from fsqueue_cli.task_lines import TaskLines
+
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"payload":1}\n')
+    with TaskLines(str(file), 1000) as lines:
+        lines.check()
+        file.write_text('{"payload":1}\n{"payload":2}\n')
+        with pytest.raises(fsqueue.FsqueueError, match="was written to"):
+            insert_set(dst, "name", lines.read, False, None)
+    assert dst.status().inserted == 0
