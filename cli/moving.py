@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 import fsqueue
-from fsqueue.format import names, wording
+from fsqueue.format import wording
 from fsqueue.protocol import parcels
 from fsqueue.protocol.parcels import Destination, Parcel
 
@@ -159,8 +159,8 @@ class Mover:
 
     def _by_parcels(self, to: Destination, wanted: Iterable[fsqueue.TaskInfo]) -> None:
         host = socket.gethostname()
-        for batch, some in groupby(wanted, lambda task: names.parse_task_id(task.id)[0]):
-            indices = [names.parse_task_id(task.id)[1] for task in some]
+        for batch, some in groupby(wanted, lambda task: parcels.place(task.id)[0]):
+            indices = [parcels.place(task.id)[1] for task in some]
             parcel = parcels.hold(self.src.store, batch, indices, to, host)
             if parcel is not None:
                 self._deliver(parcel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fsqueue.format import movements
+from fsqueue.format import movements, names
 from fsqueue.format.models import Task
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch
@@ -46,6 +46,11 @@ class Parcel(NamedTuple):
     def commit(self) -> str:
         """Return the name under which the destination takes them, once."""
         return f"mv-{self.batch}-{self.lease}"
+
+
+def place(task_id: str) -> tuple[Batch, int]:
+    """Return the batch of a task, and its index there, by its id."""
+    return names.parse_task_id(task_id)
 
 
 def hold(store: Store, batch: Batch, indices: Sequence[int], to: Destination, host: str) -> Parcel | None:

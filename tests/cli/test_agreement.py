@@ -158,7 +158,7 @@ PRINTS_NO_DATA = {
     "help": "a text",
     "serve": "its address, for a script, and a log",
 }
-LISTS = {"ls": 8, "export": 6, "results": 4, "dead list": 1, "lease": 2, "fsck": 0}
+LISTS = {"ls": 8, "export": 5, "results": 4, "dead list": 1, "lease": 2, "fsck": 0}
 """Commands that print a line for each task or finding, and how many they have in the queue of the test."""
 ARGUMENTS = {
     "bury": "Q TOKEN --reason x", "cancel": "Q ID -y", "complete": "Q TOKEN", "dead purge": "Q -y", "delete": "Q -y",

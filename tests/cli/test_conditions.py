@@ -78,6 +78,7 @@ STATES = {
     "ls": "waiting",
     "cancel": "waiting",
     "change": "waiting",
+    **dict.fromkeys(("export", "cp", "mv"), "waiting"),
     "results": "completed",
     "retry --completed": "completed",
 }
@@ -129,13 +130,16 @@ def test_each_field_chooses_in_each_command_and_place(fsqueue_cli: Run, home: Ho
         more = [f"--{option}" for option in options]
         if command == "change":
             more = ["--priority", "7"]
+        if command in ("cp", "mv"):
+            more = [f"{home.given['group'][0]}/dst"]
         result = fsqueue_cli(*name.split(), *home.given[place], *more, *where, *yes, "--json", code=None)
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         if command == "change":
             assert result.exit_code == (0 if lines[0]["changed"] else 3)
             return len(lines[0]["changed"])
-        assert result.exit_code == 0
-        return sum(next((line[did] for did in ("cancelled", "retried", "purged") if did in line), 1) for line in lines)
+        assert result.exit_code == (3 if command == "mv" and not lines[0]["moved"] else 0)
+        counts = ("cancelled", "retried", "purged", "inserted", "moved")
+        return sum(next((line[did] for did in counts if did in line), 1) for line in lines)
 
     for field in FIELDS:
         assert taken(f"id={one.id}", f"{field}!={typed(of[field])}") == 0, field

@@ -85,7 +85,8 @@ def test_states_and_conditions(fsqueue_cli: Run, src: Queue, dst: Queue) -> None
     assert fsqueue_cli("import", dst.path, "-", input=leased.stdout).stdout == "1\n"
     some = fsqueue_cli("export", src.path, "--where", "payload.n=1", "--state", "waiting", "--state", "dead")
     assert fsqueue_cli("import", dst.path, "-", input=some.stdout).stdout == "1\n"
-    assert [task.payload for task in dst.tasks()] == ["dead", "leased", {"n": 1, "ü": [None, 0.1]}]
+    there = [task.payload for task in dst.tasks()]
+    assert sorted(map(str, there)) == sorted(["dead", "leased", str({"n": 1, "ü": [None, 0.1]})])
     assert fsqueue_cli("import", dst.path, "-", input=fsqueue_cli("ls", src.path, "--json").stdout).stdout == "8\n"
 
 

@@ -305,9 +305,9 @@ def test_each_task_is_done_once_while_movers_are_killed_and_workers_go_on(
     did = tmp_path / "did"
     script = ("--", "sh", "-c", f'jq -r .n >>"{did}"')
     workers = [spawn("run", path, *script) for path in paths]
-    for number in range(8):
-        mover = spawn("mv", *paths)
-        time.sleep(0.25 + 0.05 * number)
+    for _ in range(8):
+        mover, before = spawn("mv", *paths), dst.status().inserted
+        until(lambda m=mover, n=before: m.poll() is not None or dst.status().inserted > n, "it has moved some")
         mover.send_signal(signal.SIGKILL)
         mover.wait(PATIENCE_S)
     last = spawn("mv", *paths)

@@ -233,7 +233,7 @@ VARIES = (
     (r'"rate":.*?,"activity":.*?,"paused"', '"paused"'), (r'"lineage":\{[^}]*\},', ""), (r"[0-9]+\.[0-9]+", "TIME"),
     (r"lease [0-9a-f]{16}|\"lease\":\"[0-9a-f]{16}\"", "LEASE"),
     (r"version *(\": *)?[0-9]+|\"version\":[0-9]+", "VERSION"),
-    (r"filequeue-[0-9]+|cp-[0-9a-f]{32}", "COMMIT"),
+    (r"filequeue-[0-9]+|cp-[0-9a-f]{32}", "COMMIT"), (r'"filequeue":"[^"]*"', '"filequeue":"OLD"'),
 )  # fmt: skip
 """What differs between two calls of one command: ids, leases, times, and rates; and of what tasks a task came, which a
 gateway does not tell."""

@@ -201,6 +201,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.replacing",
         "fsqueue.filesystem.mountadvice",
+        "fsqueue.protocol.parcels",
         "fsqueue.views.outcomes",
         "fsqueue.views.copy_warnings",
         "fsqueue.views.lease_holders",
