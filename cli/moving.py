@@ -94,6 +94,8 @@ class Mover:
         """How many stay: leased by workers, with keys, on their way to another queue."""
         self.returned = 0
         """How many were put back, since another mover could not insert them."""
+        self.has_begun = False
+        """Whether anything may be held at SRC, or was moved."""
         self._total: int | None = None
 
     def run(self) -> None:
@@ -178,6 +180,7 @@ class Mover:
             tasks = parcels.tasks(self.src.store, parcel)
             if tasks is None:  # another mover has ended it, or its leases were taken away
                 return True
+            self.has_begun = True
             commit = self.dst.commit(parcel.commit)
             try:
                 part = commit.stage(tasks)
@@ -245,6 +248,8 @@ class Mover:
 
     def say_how_far(self) -> None:
         """Say what was moved before an error, and what to do."""
+        if not self.has_begun and not self.moved:
+            return
         complain(
             f"{wording.counted(self.moved, 'task')} moved so far. Repeat the command: it goes on, and tasks that are "
             f"on the way stay held at {path_of(self.src)} until then"
