@@ -151,7 +151,8 @@ def _import_lines(file: str, queue: str, commit: str | None, as_json: bool) -> N
         try:
             found = insert_set(q, name, lines.read, lines.keyed > 0, lines.tasks - lines.keyed)
         except fsqueue.InvalidTask as error:
-            named = "" if f"ine {lines.line:,} " in str(error) else f" It is line {lines.line:,} of {lines.name}."
+            where = f"line {lines.line:,} of {lines.name}"
+            named = "" if where.lower() in str(error).lower() else f" It is {where}."
             raise type(error)(f"{error}{named}") from error
         done = {
             "inserted": found.new,

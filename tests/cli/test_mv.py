@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -270,6 +271,19 @@ def test_keys(tmp_path: Path, fsqueue_cli: Run) -> None:
     assert fsqueue_cli("mv", f"{group.path}/b", out.path, "--drop-keys", "--where", "payload.n=3").stdout == "1\n"
     assert [(task.key, task.payload) for task in out.tasks()] == [(None, {"n": 3})]
     assert group["b"].insert({"n": 4}, key="l").inserted  # it is free again
+
+
+def test_between_two_filesystems(tmp_path: Path, fsqueue_cli: Run) -> None:
+    """From a disk to memory, and back."""
+    src = Queue.create(tmp_path / "src")
+    src.insert_many(range(50))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        assert os.stat(other).st_dev != os.stat(tmp_path).st_dev
+        dst = Queue.create(f"{other}/dst")
+        assert fsqueue_cli("mv", src.path, dst.path).stdout == "50\n"
+        assert fsqueue_cli("mv", dst.path, src.path, "--where", "payload<20").stdout == "20\n"
+        assert sorted(found(dst)) == [*range(20, 50)]
+    assert sorted(found(src)) == [*range(20)]
 
 
 def test_large_payloads_within_a_group(tmp_path: Path, fsqueue_cli: Run) -> None:
