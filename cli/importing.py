@@ -16,7 +16,7 @@ from fsqueue.format import wording
 from .common import example, json_option, moment, path_of, queue_argument
 from .exporting import committed, insert_set
 from .filequeue import FileQueue, FileQueueListing, FileQueueTask, Unusable
-from .options import DURATION
+from .options import DURATION, OneScreen
 from .printing import complain, hint, passing, print_done
 from .targets import one_queue
 from .task_lines import TaskLines
@@ -44,6 +44,7 @@ class TakeoverReport(NamedTuple):
 
 @click.command(
     name="import",
+    cls=OneScreen,
     epilog=example(
         """fsqueue export Q >tasks.jsonl
 fsqueue import Q2 tasks.jsonl                    # again: prints 0

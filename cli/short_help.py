@@ -57,6 +57,22 @@ SHORT = {
             },
         },
     ),
+    "import": Short(
+        "Insert tasks into the queue Q, each once, and print how many are new: those of FILE, which 'fsqueue export' "
+        "has printed ('-': standard input), or those of a FileQueue. The command may be killed and repeated.",
+        {
+            "A FileQueue of python-task-queue": {
+                "--from-filequeue": "In place of FILE: a FileQueue (fq://DIR).",
+                "--wait": "How long to wait until no lease in DIR is alive.",
+                "--take-leased": "Take leased tasks, too: if no worker of DIR lives.",
+                "--skip-bad": "Leave out what is no task, and name it.",
+            },
+            "The command": {
+                "--commit": "The name under which the tasks are inserted, once.",
+                "--json": "",
+            },
+        },
+    ),
     "insert": Short(
         "Insert a task for each line of the FILEs, or of standard input, and print how many tasks were inserted. A "
         "line is JSON, or with --lines a string.",

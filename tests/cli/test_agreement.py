@@ -69,7 +69,9 @@ def test_where_has_the_same_fields_in_all_commands(fsqueue_cli: Run, queue: Queu
 DESTROYS = {"cancel": ["--where", "payload>=0"], "dead purge": [], "delete": [], "purge": []}
 REPEATS = {"retry", "dead retry", "release-all", "spark requeue"}
 DOES_NOT_ASK = {
-    **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion", "help", "export"), "it reads"),
+    **dict.fromkeys(
+        ("status", "wait", "ls", "show", "results", "dead list", "completion", "help", "export"), "it reads"
+    ),
     **dict.fromkeys(("spark audit", "spark report"), "it reads"),
     **dict.fromkeys(("doctor", "bench", "simulate"), "it works on files of its own"),
     **dict.fromkeys(("create", "insert", "import", "cp", "spark seed"), "it adds, and replaces nothing"),

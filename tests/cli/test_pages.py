@@ -444,7 +444,7 @@ def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
     every = set().union(*OPTIONS.values())
     spans = re.findall(r"`([^`\n]+)`", prose(text_of(page)))
     for span in (part for whole in spans for part in whole.split(" && ")):
-        if span.startswith(("set -", "cp -a ", "cp -r ")):  # the shell's, and the system's
+        if span.startswith(("set -", "cp -a", "cp -r ")):  # the shell's, and the system's
             continue
         words = re.split(r" (?:--|\|) ", span)[0].removeprefix("fsqueue ").split()
         command = next((name for name in OPTIONS if words[: len(name.split())] == name.split()), None)
