@@ -49,22 +49,28 @@ def export(queues: tuple[str, ...], states: tuple[str, ...], conditions: tuple[C
     With and without --json, each line has the payload ("b64", in base64, if it is bytes), key, priority and
     "available_at", among what else is known. Nothing changes in Q, and workers go on: a task that one leases meanwhile
     may be among them. Leased tasks are left out, unless --state leased asks for them: a worker is at them, and they
-    would be done twice. How many there are is said on standard error.
+    would be done twice. How many there are is said on standard error. The last line has "last": true, so that 'import'
+    refuses an output that was cut.
     """
     targets = Targets(queues, match, True)
     asked = states or USUAL
+    before: dict[str, Any] | None = None
     for target in targets:
         with target as q:
             chosen = Chosen(q, asked, conditions)
             with Bar("export", " tasks") as progress:
                 for number, (task, state) in enumerate(chosen.items(), 1):
-                    print_json(task.as_dict() | {"state": state} | target.as_dict({}))
+                    if before is not None:
+                        print_json(before | {"last": False})
+                    before = task.as_dict() | {"state": state} | target.as_dict({})
                     if number % SHOW_EVERY == 0:
                         progress.show(number, None)
             if chosen.leased and "leased" not in asked:
                 hint(f"{path_of(q)}: {wording.counted(chosen.leased, 'leased task')} left out, which workers are at")
             if chosen.lost:
                 complain(f"{path_of(q)}: {wording.counted(chosen.lost, 'dead letter')} left out: no payload is left")
+    if before is not None:
+        print_json(before | {"last": targets.is_sound})
     targets.end()
 
 

@@ -113,9 +113,9 @@ class TaskLines:
         return fsqueue.FsqueueError(f"{self.name} cannot be read: {error.strerror}. Nothing was inserted.")
 
     def check(self) -> None:
-        """Read all of it, and count. BadLine if one is no task: then nothing was inserted."""
+        """Read all of it, and count. InvalidTask if a line is no task, or if the output of an export was cut."""
         sha = hashlib.sha256()
-        self._seen = self._stamp()
+        self._seen, last = self._stamp(), b""
         with Bar("read", "B", is_scaled=True) as progress:
             for line in self._lines(None):
                 sha.update(line)
@@ -123,8 +123,15 @@ class TaskLines:
                 if self.line % SHOW_EVERY == 0:
                     progress.show(self._end, self._seen[0])
                 if line.strip():
+                    last = line
                     self.tasks += 1
                     self.keyed += self._parsed(line).key is not None
+        if last and user_json.decode(last).get("last") is False:
+            raise fsqueue.InvalidTask(
+                f"{self.name} ends before the last line of 'fsqueue export': that failed or was interrupted, or the "
+                "line was taken out. Nothing was inserted. Export again; or, if these are the tasks that are meant, "
+                "insert what \"jq -c 'del(.last)'\" prints."
+            )
         self.digest = sha.hexdigest()[:32]
 
     def read(self, keyed: bool) -> Iterator[fsqueue.Task]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from fsqueue.clock import MS_MAX
 from fsqueue.format import movements, names
 from fsqueue.format.models import Task
 from fsqueue.format.movements import to_ranges
@@ -216,5 +217,9 @@ def _parcel_of(batch: Batch, lease: str, worker: dict[str, Any] | None) -> Parce
     to, generation, due = move.get("to"), move.get("generation"), move.get("due", [])
     if type(to) is not str or type(generation) is not int or type(due) is not list:
         return None
-    times = {pair[0]: pair[1] for pair in due if type(pair) is list and [*map(type, pair)] == [int, int]}
+    times = {
+        pair[0]: pair[1]
+        for pair in due
+        if type(pair) is list and [*map(type, pair)] == [int, int] and 0 <= pair[1] <= MS_MAX
+    }
     return Parcel(batch, lease, [], times, Destination(to, generation, title))

@@ -77,6 +77,21 @@ def test_a_file_brings_all_as_it_was(
     assert "2 tasks of 7 left out" in named.stderr
 
 
+def test_an_output_that_was_cut_is_refused(fsqueue_cli: Run, src: Queue, dst: Queue, tmp_path: Path) -> None:
+    """A repetition has other bytes, and would bring the first tasks once more."""
+    whole = fsqueue_cli("export", src.path).stdout
+    lines = whole.splitlines(keepends=True)
+    assert [json.loads(line)["last"] for line in lines] == [False] * 6 + [True]
+    for cut in range(1, len(lines)):
+        refused = fsqueue_cli("import", dst.path, "-", input="".join(lines[:cut]), code=2)
+        assert "ends before the last line" in refused.stderr
+    assert dst.status().inserted == 0
+    assert fsqueue_cli("import", dst.path, "-", input=whole).stdout == "7\n"
+    Queue.create(tmp_path / "other").insert(1)
+    some = fsqueue_cli("export", tmp_path / "other", src.path, tmp_path / "missing", code=5).stdout
+    assert [json.loads(line).get("last") for line in some.splitlines() if "error" not in line[:60]].count(True) == 0
+
+
 def test_states_and_conditions(fsqueue_cli: Run, src: Queue, dst: Queue) -> None:
     dead = fsqueue_cli("export", src.path, "--state", "dead")
     assert fsqueue_cli("import", dst.path, "-", input=dead.stdout).stdout == "1\n"
