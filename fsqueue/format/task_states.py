@@ -41,6 +41,12 @@ class Lease:
         """Whether one task is all that the call that made it has leased."""
         self.tasks: list[int] = []
 
+    @property
+    def move(self) -> dict[str, Any] | None:
+        """Return what the lease says of the queue to which its tasks move; None if a worker has them."""
+        said = None if self.worker is None else self.worker.get("move")
+        return said if type(said) is dict else None
+
     def __lt__(self, other: Lease) -> bool:
         """Return False: heaps of leases order them by their ids, and two may have the same one in a damaged log."""
         return False
@@ -264,11 +270,6 @@ class States:
         if latest is None:
             return []
         return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
-
-    def lease_of(self, index: int) -> str | None:
-        """Return the lease that has a task, be it in time or not, and frozen or not; None if none has it."""
-        holder = self.holder[index] if self.state[index] == LEASED else None
-        return None if holder is None else holder.id
 
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome, no lease holds it at `at`, and it is not frozen."""

@@ -16,6 +16,7 @@ from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
+from fsqueue.format.task_states import Lease
 from fsqueue.protocol import changing, deciding, finishing, transitions
 from fsqueue.storage import journals, listing, locked_batch, record_times
 from fsqueue.storage.locked_batch import LockedBatch
@@ -201,7 +202,7 @@ def held(store: Store) -> Iterator[Parcel]:
             if states.state[index] != LEASED or holder is None:
                 continue
             if holder.id not in found:
-                parcel = _parcel_of(batch, holder.id, holder.worker)
+                parcel = _parcel_of(batch, holder)
                 if parcel is None:
                     continue
                 found[holder.id] = parcel
@@ -209,10 +210,10 @@ def held(store: Store) -> Iterator[Parcel]:
         yield from found.values()
 
 
-def _parcel_of(batch: Batch, lease: str, worker: dict[str, Any] | None) -> Parcel | None:
+def _parcel_of(batch: Batch, lease: Lease) -> Parcel | None:
     """Return an empty parcel if a lease says that it moves tasks; None for any other lease."""
-    title, move = (worker or {}).get("name"), (worker or {}).get("move")
-    if type(move) is not dict or type(title) is not str:
+    move, title = lease.move, (lease.worker or {}).get("name")
+    if move is None or type(title) is not str:
         return None
     to, generation, due = move.get("to"), move.get("generation"), move.get("due", [])
     if type(to) is not str or type(generation) is not int or type(due) is not list:
@@ -222,4 +223,4 @@ def _parcel_of(batch: Batch, lease: str, worker: dict[str, Any] | None) -> Parce
         for pair in due
         if type(pair) is list and [*map(type, pair)] == [int, int] and 0 <= pair[1] <= MS_MAX
     }
-    return Parcel(batch, lease, [], times, Destination(to, generation, title))
+    return Parcel(batch, lease.id, [], times, Destination(to, generation, title))

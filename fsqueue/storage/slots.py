@@ -14,6 +14,7 @@ from fsqueue.format import names, slots
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.slots import FREE, RECORD_BYTES, LeaseSlot
+from fsqueue.format.task_states import LEASED
 from fsqueue.storage import journals, listing
 from fsqueue.storage.journals import IN_PLACE, Journal
 from fsqueue.storage.store import Store
@@ -120,9 +121,12 @@ def _held(store: Store) -> Sequence[LeaseSlot]:
 
 
 def held_in(state: ReplayState, batch: Batch) -> list[LeaseSlot]:
-    """Return a slot for each task of a batch that a lease has, by the state of its log: be it in time or not."""
-    leases = ((index, state.lease_of(index)) for index in sorted(state.touched))
-    return [LeaseSlot(batch, index, lease) for index, lease in leases if lease is not None]
+    """Return a slot for each task of a batch that a worker's lease has, by the state of its log: be it in time or not.
+
+    None for tasks that move to another queue: nobody executes them.
+    """
+    holders = ((index, state.holder[index]) for index in sorted(state.touched) if state.state[index] == LEASED)
+    return [LeaseSlot(batch, index, lease.id) for index, lease in holders if lease is not None and lease.move is None]
 
 
 def forget(store: Store) -> None:

@@ -12,7 +12,9 @@ import pytest
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format import slots
+from fsqueue.format.names import parse_batch
 from fsqueue.format.slots import FREE, RECORD_BYTES
+from fsqueue.protocol import parcels
 from tests.support import PATIENCE_S, QueueFactory
 
 
@@ -46,6 +48,21 @@ def lose(queue: Queue, number: int) -> None:
 
 def found(queue: Queue, repair: bool = False) -> list[tuple[str, int, bool]]:
     return [(one.kind, one.tasks, one.repaired) for one in queue.fsck(repair=repair)]
+
+
+def test_a_task_that_moves_to_another_queue_needs_no_slot(limited: Queue, tmp_path: Path) -> None:
+    held = limited.lease(4)
+    batch = next(task for task in limited.tasks() if task.state == "waiting").id.partition(".")[0]
+    with Queue.create(tmp_path / "to") as to:
+        there = parcels.Destination(to.id, to.generation, "mv to there")
+        parcel = parcels.hold(limited.store, parse_batch(batch), range(4), there, "host")  # type: ignore[arg-type]
+    assert parcel is not None
+    assert len(parcel.tasks) == 4
+    assert found(limited) == []
+    limited.change_settings(max_leased=None)
+    limited.change_settings(max_leased=6)
+    assert len(held) + len(limited.lease(9)) == 6
+    assert found(limited) == []
 
 
 def test_leases_without_slots_are_told_and_get_slots(limited: Queue, clock: ManualClock) -> None:
