@@ -63,7 +63,7 @@ SHORT = {
         {
             "A FileQueue of python-task-queue": {
                 "--from-filequeue": "In place of FILE: a FileQueue (fq://DIR).",
-                "--wait": "How long to wait until no lease in DIR is alive.",
+                "--wait": "",
                 "--take-leased": "Take leased tasks, too: if no worker of DIR lives.",
                 "--skip-bad": "Leave out what is no task, and name it.",
             },

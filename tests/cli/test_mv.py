@@ -243,7 +243,7 @@ def test_a_target_that_had_the_parcel_and_another_target(tmp_path: Path, clock: 
     done = fsqueue_cli("mv", src, other.path, "--json", code=3)
     assert json.loads(done.stdout) == {"moved": 0, "leased": 1, "keyed": 0, "merged": 0, "elsewhere": 5, "returned": 0}
     assert "on the way to another queue" in done.stderr
-    assert f"mv to {dst}" in fsqueue_cli("workers", src).stdout
+    assert f"mv to {dst}" in fsqueue_cli("workers", src, "--json").stdout
     assert fsqueue_cli("mv", src, dst).stdout == "5\n"
     check_moved(pair)
 
