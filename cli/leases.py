@@ -142,6 +142,9 @@ def _why_nothing(q: AnyQueue) -> str:
         return f"{q.path} is paused {pause}"
     if most is not None and q.status().leased >= most:
         return f"{q.path} allows no more leased tasks at a time (max_leased={most}). Try again later."
+    fields = " ".join(f"limit.{name}={number}" for name, number in q.settings.limit.items())
+    if fields and (status := q.status()).waiting and status.leased:
+        return f"the values of all tasks of {q.path} that wait are full, or other workers were faster ({fields})"
     return NOTHING_AVAILABLE
 
 

@@ -162,6 +162,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "max_leased": lambda text: limit(ATTEMPTS.convert(text, None, None)),
 }
 """How the value of each setting that can be changed is written."""
+OF_FIELD = "limit."
+"""What stands before the name of a field of payloads that has a limit."""
 SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
 """Names of settings as `fsqueue create` has them."""
 
@@ -173,8 +175,19 @@ def _given(assignments: tuple[str, ...]) -> dict[str, Any]:
         name, is_there, text = assignment.partition("=")
         if not is_there:
             raise click.UsageError(f"{assignment!r} is no setting. Write NAME=VALUE, as max_attempts=3.")
+        if name.startswith(OF_FIELD):
+            fields = given.setdefault("limit", {})
+            if name.removeprefix(OF_FIELD) in fields:
+                raise click.UsageError(f"{name} is given twice.")
+            try:
+                fields[name.removeprefix(OF_FIELD)] = limit(ATTEMPTS.convert(text or "none", None, None))
+            except click.BadParameter as error:
+                raise click.UsageError(f"{name}: {error.message}") from None
+            continue
         name = name.replace("-", "_")
         name = SHORT.get(name, name)
+        if name == "limit":
+            raise click.UsageError("Write limit.FIELD=N, as limit.host=4; or limit.FIELD=none.")
         if name in given:
             raise click.UsageError(f"{name} is given twice.")
         try:
@@ -214,9 +227,13 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
       backoff_s=FIRST,MOST   the first and the longest pause after failed attempts; also backoff=
       keep_payloads=BYTES    the size up to which payloads of finished tasks are kept; or all
       max_leased=N           at most N tasks are leased at a time, over all hosts; or none
+      limit.FIELD=N          at most N of those whose payloads have one value of FIELD; or none
 
-    The first limit takes two seconds to set, and holds when this command ends. Workers on all hosts keep to it, also if
-    some of them are killed. What is leased already stays leased; nothing is leased until fewer than N are.
+    limit.host=4 lets at most four tasks with one value of the payload's field "host" be leased at a time. Tasks with
+    other values go on, and those without the field are not limited. At most four fields have a limit.
+
+    The first limit of a kind takes two seconds to set, and holds when this command ends. Workers on all hosts keep to
+    it, also if some of them are killed. What is leased already stays leased; nothing is leased until fewer than N are.
 
     If keep_payloads becomes smaller, longer payloads of finished tasks are hidden at once; the next 'fsqueue gc' erases
     them.
@@ -249,7 +266,8 @@ def _show(
     """Print settings of a queue or group. `is_done`: some were changed. `is_fixed`: none can be."""
     found = of | {"settings": settings}
     fixed = {name: "" if name in PARSERS and not is_fixed else "  (fixed)" for name in settings}
-    lines = [f"{name:<16} {_text(name, value)}{fixed[name]}" for name, value in settings.items()]
+    lines = [f"{name:<16} {_text(name, value)}{fixed[name]}" for name, value in settings.items() if name != "limit"]
+    lines += [f"{OF_FIELD + name:<16} {most}" for name, most in settings["limit"].items()]
     if is_done:
         print_done(as_json, found, *lines)
     elif as_json:

@@ -45,6 +45,9 @@ class Look(NamedTuple):
     max_leased: int | None = None
     """How many of its tasks may be leased at a time; None: any number, or it is not known."""
 
+    limits: str = ""
+    """The limits by fields of payloads, as `fsqueue set` takes them; "" if there is none, or it is not known."""
+
     @property
     def of_at_most(self) -> str:
         """Return what follows the number of leased tasks: how many there may be; "" where there is no limit."""
@@ -146,6 +149,11 @@ def limited(look: Look) -> list[str]:
         f"tasks at a time: {one.status.waiting:,} wait for a place"
         for one in look.parts or [look]
         if one.is_full
+    ] + [
+        f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{one.limits}: no more of one value are leased at "
+        "a time"
+        for one in look.parts or [look]
+        if one.limits and one.status.waiting and one.status.leased
     ]
 
 

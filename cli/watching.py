@@ -126,8 +126,18 @@ class Watched:
         if not self.fast:
             found = better_rates(self.queue.activity(self.window_s), found)
         is_paused, copied = self.queue.paused, self._copy_accepted_at()
-        most = self.max_leased
-        return Look(self.name, self.path, status, found, paused=is_paused, copy_accepted_at=copied, max_leased=most)
+        most, fields = self.max_leased, self.queue.settings.limit
+        limits = " ".join(f"limit.{name}={number}" for name, number in fields.items())
+        return Look(
+            self.name,
+            self.path,
+            status,
+            found,
+            paused=is_paused,
+            copy_accepted_at=copied,
+            max_leased=most,
+            limits=limits,
+        )
 
     def _copy_accepted_at(self) -> str | None:
         if not self.queue.is_copy():

@@ -326,11 +326,16 @@ def change_settings(store: Store, given: dict[str, Any]) -> Settings:
     by, epoch = user_of_this_process(), store.entropy.hex16()
 
     def line(state: QueueState) -> bytes | None:
-        before, after, now_ms = state.settings, replace(state.settings, **given), store.clock.now_ms()
-        changes = {name: value for name, value in given.items() if getattr(after, name) != getattr(before, name)}
+        before, now_ms = state.settings, store.clock.now_ms()
+        wanted = dict(given)
+        if "limit" in given:  # the fields that are not named keep their limits
+            wanted["limit"] = {name: most for name, most in (before.limit | given["limit"]).items() if most is not None}
+        after = replace(before, **wanted)
+        changes = {name: value for name, value in wanted.items() if getattr(after, name) != getattr(before, name)}
         record = b""
         if not changes.keys().isdisjoint(layout.LIMITS):
-            limits = layout.limits_of(after, epoch if state.limits is None else state.limits.epoch)
+            begins = state.limits is None or not after.limit.keys() <= before.limit.keys()  # slots have no such digests
+            limits = layout.limits_of(after, epoch if begins or state.limits is None else state.limits.epoch)
             record += layout.limits_record(state, limits, by, now_ms)
         if others := {name: getattr(after, name) for name in changes if name not in layout.LIMITS}:
             record += layout.settings_record(others, now_ms)

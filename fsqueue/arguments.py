@@ -215,7 +215,10 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
                 f"was changed. These can be changed: {known}. For another {name}, create "
                 "another queue."
             )
-    replace(layout.DEFAULTS, **given)
+    fields = given.get("limit", {})
+    if isinstance(fields, dict):
+        fields = {name: 1 if most is None else most for name, most in fields.items()}
+    replace(layout.DEFAULTS, **given | ({"limit": fields} if "limit" in given else {}))
     return given
 
 

@@ -39,11 +39,15 @@ DOCTOR = ".fsqueue-doctor"
 CHANGEABLE = ("max_attempts", "lease_s", "backoff_s", "keep_payloads")
 """The settings that `settings` lines change while a queue is in use. All others are fixed when it is created, or are
 limits."""
-LIMITS = ("max_leased",)
+LIMITS = ("max_leased", "limit")
 """The settings that are limits over all hosts: no queue has one when it is created, and lines of their own change them.
 """
 MAX_LEASED = 10_000
 """A limit is not greater than this: each lease reads a record of each slot."""
+LIMITED_FIELDS_MAX = 4
+"""Maximum number of fields of payloads that have a limit: a record of a slot has room for so many digests."""
+LIMITED_FIELD_CHARS_MAX = 200
+"""Maximum length of the name of such a field."""
 REQUIRED = (
     "shards",
     "batch_tasks_max",
@@ -72,6 +76,7 @@ class Settings:
     unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
     `keep_payloads`: maximum size in bytes of payloads that the history keeps; 0: none; None: all. Without a
     history, none. `max_leased`: maximum number of tasks that are leased at one instant, over all hosts; None: any.
+    `limit`: the same for those with one value of a field of their payloads, by the field's name.
     """
 
     shards: int = 64
@@ -84,6 +89,8 @@ class Settings:
     keep_history: bool = True
     keep_payloads: int | None = 1024
     max_leased: int | None = None
+    limit: dict[str, int] = field(default_factory=dict, hash=False)
+    """By the name of a field of payloads: how many tasks with one value of it may be leased at one instant."""
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int, most: int) -> None:
@@ -113,6 +120,24 @@ class Settings:
             whole("keep_payloads", 0, 2**30)
         if self.max_leased is not None:
             whole("max_leased", 1, MAX_LEASED)
+        if self.limit != {}:
+            _limit_of_fields(self.limit)
+
+
+def _limit_of_fields(limit: object) -> None:
+    """Refuse limits by fields of payloads that make no sense: InvalidArgument."""
+    if not isinstance(limit, dict):
+        raise InvalidArgument(f"limit must be a dict of numbers by the names of fields, not {shown(limit)}.")
+    if len(limit) > LIMITED_FIELDS_MAX:
+        raise InvalidArgument(f"At most {LIMITED_FIELDS_MAX} fields of payloads may have a limit, not {len(limit):,}.")
+    for name, most in limit.items():
+        if not isinstance(name, str) or not 1 <= len(name) <= LIMITED_FIELD_CHARS_MAX or not name.isprintable():
+            raise InvalidArgument(
+                f"limit needs the name of a field, of 1 to {LIMITED_FIELD_CHARS_MAX} printable characters, not "
+                f"{shown(name)}."
+            )
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MAX_LEASED:
+            raise InvalidArgument(f"limit.{name} must be a whole number from 1 to {MAX_LEASED:,}, not {shown(most)}.")
 
 
 def _seconds(name: str, value: object, least: float) -> None:
@@ -168,14 +193,18 @@ class QueueLimits:
 
     epoch: str
     max_leased: int | None = None
+    fields: tuple[tuple[str, int], ...] = ()
+    """The fields of payloads that have a limit, by their names, and how many tasks with one value may be leased."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the limits by name, as in lines of `queue.jsonl`: those that are set."""
-        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+        found: dict[str, Any] = {} if self.max_leased is None else {"max_leased": self.max_leased}
+        return found | ({"fields": dict(self.fields)} if self.fields else {})
 
     def __str__(self) -> str:
         """Return the limits as `fsqueue set` takes them."""
-        return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
+        total = [] if self.max_leased is None else [f"max_leased={self.max_leased}"]
+        return " ".join([*total, *(f"limit.{name}={most}" for name, most in self.fields)])
 
 
 class DirectoryIdentity(NamedTuple):
@@ -334,7 +363,7 @@ def resume_record(at: int) -> bytes:
 
 def limits_of(settings: Settings, epoch: str) -> QueueLimits | None:
     """Return the limits among settings; None if none is set."""
-    limits = QueueLimits(epoch, **{name: getattr(settings, name) for name in LIMITS})
+    limits = QueueLimits(epoch, settings.max_leased, tuple(sorted(settings.limit.items())))
     return limits if limits.as_dict() else None
 
 
@@ -487,8 +516,9 @@ def _erased(state: QueueState, record: dict[str, Any]) -> QueueState:
 
 def _limited(state: QueueState, record: dict[str, Any], given: dict[str, Any]) -> QueueState:
     """Return the state after a line that sets the limits. InvalidArgument if one is wrong: then the line is void."""
-    values: dict[str, Any] = {name: given.get(name) for name in LIMITS}
-    settings, epoch = replace(state.settings, **values), record.get("slots")
+    fields: Any = given.get("fields", {})
+    settings = replace(state.settings, max_leased=given.get("max_leased"), limit=fields if fields else {})
+    epoch = record.get("slots")
     limits = limits_of(settings, epoch if isinstance(epoch, str) else "")
     if limits is not None and not names.is_slot_file(names.slot_file(limits.epoch)):
         return state

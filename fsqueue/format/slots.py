@@ -6,23 +6,29 @@ Pure: no clock, no input or output. A file of slots has a header and places of o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
+
+import orjson
 
 from fsqueue.format import names
 from fsqueue.format.names import Batch
 
 RECORD_BYTES: Final = 64
+DIGEST_BYTES: Final = 8
+_NO_DIGESTS: Final = bytes(32)
+Digests = tuple[bytes, ...]
+"""Digests of values of fields that have limits."""
 _BLOCK_BYTES: Final = 64 * RECORD_BYTES
 """So many bytes of two contents are compared at once, before each record is."""
 FREE: Final = bytes(RECORD_BYTES)
 """What stands in a place that has no record."""
 _MAGIC: Final = b"fsqueue slots 1\n"
-_RECORD = struct.Struct("<I2xH16s8s32x")
-_BODY = struct.Struct("<2xH16s8s32x")
+_RECORD = struct.Struct("<I2xH16s8s32s")
+_BODY = struct.Struct("<2xH16s8s32s")
 _SUM = struct.Struct("<I")
 
 
@@ -32,6 +38,29 @@ class LeaseSlot(NamedTuple):
     batch: Batch
     index: int  # type: ignore[assignment]  # a tuple's own `index` is not needed
     lease: str
+    digests: Digests = ()
+    """What of the task's payload counts against limits by fields, as it was when the task was leased."""
+
+    @property
+    def key(self) -> tuple[Batch, int, str]:
+        """Return what tells the lease of the task from all others."""
+        return self.batch, self.index, self.lease
+
+
+def digests(payload: object, fields: Iterable[str]) -> dict[str, bytes]:
+    """Return a digest of each of these fields that a payload has, and of its value. Values are the same if their JSON
+    is.
+
+    A payload that is no object has none, and null is no value. Two values may have one digest: then they share their
+    places.
+    """
+    found: dict[str, bytes] = {}
+    for name in fields:
+        value = payload.get(name) if isinstance(payload, dict) else None
+        if value is not None:
+            text = orjson.dumps([name, value], option=orjson.OPT_SORT_KEYS)
+            found[name] = blake2b(text, digest_size=DIGEST_BYTES).digest()
+    return found
 
 
 def header(domain: str) -> bytes:
@@ -41,7 +70,7 @@ def header(domain: str) -> bytes:
 
 def record(slot: LeaseSlot) -> bytes:
     """Return the record of a slot."""
-    body = _BODY.pack(slot.index, bytes.fromhex(slot.batch), bytes.fromhex(slot.lease))
+    body = _BODY.pack(slot.index, bytes.fromhex(slot.batch), bytes.fromhex(slot.lease), b"".join(slot.digests))
     return _SUM.pack(crc32(body)) + body
 
 
@@ -59,16 +88,24 @@ def _decoded(data: bytes) -> LeaseSlot | None:
     """
     if data == FREE:
         return None
-    found, index, batch, lease = _RECORD.unpack(data)
+    found, index, batch, lease, rest = _RECORD.unpack(data)
     if not found or found != crc32(data[_SUM.size :]):
         return None
-    return LeaseSlot(names.batch_of(batch), index, lease.hex())
+    parts = () if rest == _NO_DIGESTS else (rest[at : at + DIGEST_BYTES] for at in range(0, len(rest), DIGEST_BYTES))
+    return LeaseSlot(names.batch_of(batch), index, lease.hex(), tuple(part for part in parts if any(part)))
+
+
+def _take_out(some: dict[Any, dict[int, LeaseSlot]], key: object, offset: int) -> None:
+    those = some[key]
+    those.pop(offset, None)
+    if not those:
+        del some[key]
 
 
 class SlotTable:
     """What a file of slots had when it was read last. Only records that differ from that are decoded again."""
 
-    __slots__ = ("_free", "by_batch", "content", "taken")
+    __slots__ = ("_free", "by_batch", "by_digest", "content", "taken")
 
     def __init__(self) -> None:
         self.clear()
@@ -80,6 +117,8 @@ class SlotTable:
         """The slots that have a record, by their offsets."""
         self.by_batch: dict[Batch, dict[int, LeaseSlot]] = {}
         """The same for each batch."""
+        self.by_digest: dict[bytes, dict[int, LeaseSlot]] = {}
+        """The same for each digest."""
         self._free: list[int] = []
         """A heap of the offsets of places that had no record at some time. Some may have got one since."""
 
@@ -116,15 +155,16 @@ class SlotTable:
             return  # the header, or a torn place at the end
         was, slot = self.taken.pop(offset, None), _decoded(data)
         if was is not None:
-            those = self.by_batch[was.batch]
-            del those[offset]
-            if not those:
-                del self.by_batch[was.batch]
+            _take_out(self.by_batch, was.batch, offset)
+            for digest in was.digests:
+                _take_out(self.by_digest, digest, offset)
         if slot is None:
             heappush(self._free, offset)
         else:
             self.taken[offset] = slot
             self.by_batch.setdefault(slot.batch, {})[offset] = slot
+            for digest in slot.digests:
+                self.by_digest.setdefault(digest, {})[offset] = slot
 
     def places(self) -> Iterator[int]:
         """Yield the offsets of places without a slot, the first ones first; then those behind the end of the file.

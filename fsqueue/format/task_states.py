@@ -394,7 +394,7 @@ class States:
         returns, expiries, ready = self._returns, self._expiries, self._ready
         if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
             self._gather(at, margin)
-        while ready and not self._may_be_taken(ready[0][1], at, margin):
+        while ready and not self.may_be_taken(ready[0][1], at, margin):
             heappop(ready)
         best = ready[0][0] if ready else None
         if self.available_at <= at and (place := self._untouched()) < self._end:
@@ -522,7 +522,7 @@ class States:
         aside: list[int] = []
         seen: set[int] = set()
         for index in tasks if most > 0 else ():
-            if index not in seen and self._may_be_taken(index, at, margin):
+            if index not in seen and self.may_be_taken(index, at, margin):
                 seen.add(index)
                 if attempts_max is not None and self.charged(index) >= attempts_max:
                     spent.append(index)
@@ -536,7 +536,7 @@ class States:
                     aside.append(index)
         return chosen, spent, aside, False
 
-    def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
+    def may_be_taken(self, index: int, at: int, margin: int) -> bool:
         """Return whether a task that was gathered is still free: a lease or an update may have taken it since."""
         if self.frozen and index in self.frozen:
             return False

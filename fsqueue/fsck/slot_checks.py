@@ -43,8 +43,8 @@ def check(store: Store) -> Iterator[Suspect]:
 
 def _without_slot(store: Store, content: bytes, held: list[LeaseSlot]) -> int:
     """Return how many of these leases have no slot. 0 if the file is not whole: the next lessee makes it anew."""
-    known = {slot for _, slot in slots.each(content)}
-    return sum(slot not in known for slot in held) if slot_files.is_whole(store, content) else 0
+    known = {slot.key for _, slot in slots.each(content)}
+    return sum(slot.key not in known for slot in held) if slot_files.is_whole(store, content) else 0
 
 
 def _is_missing(store: Store, batch: Batch, epoch: str) -> bool:
@@ -62,11 +62,13 @@ def _is_missing(store: Store, batch: Batch, epoch: str) -> bool:
 
 def _write(store: Store, batch: Batch, epoch: str) -> None:
     """Write the slots that are missing, also if there are more of them than the limits allow: the leases are held."""
+    limits = store.queue_state.limits
+    fields = [] if limits is None else [name for name, _ in limits.fields]
     with LockedBatch(store, batch, WAIT_S) as locked, slot_files.locked(store, epoch, WAIT_S) as file:
         table = SlotTable()
         table.update(file.content())
         if slot_files.is_whole(store, table.content):
-            known = {*table.taken.values()}
-            missing = [slot for slot in slot_files.held_in(locked.replay_state, batch) if slot not in known]
+            known = {slot.key for slot in table.taken.values()}
+            missing = [slot for slot in slot_files.with_digests(locked, fields) if slot.key not in known]
             places = zip(missing, table.places(), strict=False)
             file.put({offset: slots.record(slot) for slot, offset in places}, durably=True)

@@ -54,6 +54,10 @@ another client removes the log at that moment, and for seconds while the server 
 """
 SLOTS_ANEW = 3
 """Maximum number of times in a row that a lease gives slots back whose leases are over, and then is not allowed."""
+FULL_LOOK_S = 2.0
+"""Seconds after which a look ends that has met only tasks whose values are full, although there are more batches: the
+next one remembers these, and goes on behind them.
+"""
 LOOKS_ANEW = 3
 """Maximum number of looks from the beginning because a decided commit was still to be published."""
 
@@ -78,6 +82,7 @@ class Without(Enum):
     UNDECIDED = "what may make a task available is part of an update that is not decided"
     LATER = "what it has is less urgent than what another batch promises, or than what was asked for"
     LIMITED = "as many tasks are leased as the limits of the queue allow"
+    FULL = "its tasks have values of fields of which as many are leased as their limits allow"
 
     def __bool__(self) -> bool:
         return False
@@ -88,7 +93,8 @@ NOTHING: Final = Without.NOTHING
 UNDECIDED: Final = Without.UNDECIDED
 LATER: Final = Without.LATER
 LIMITED: Final = Without.LIMITED
-LEFT: Final = (BUSY, UNDECIDED, LIMITED)
+FULL: Final = Without.FULL
+LEFT: Final = (BUSY, UNDECIDED, LIMITED, FULL)
 """It is not known what a batch has that gave no task for one of these reasons."""
 Got = list[LeasedTask] | Without
 
@@ -132,6 +138,10 @@ class Leaser:
         batch may be locked meanwhile, so it must not block."""
         self.is_held_up = False
         """Whether the last look has given nothing because the queue is paused, or because of its limits."""
+        self._asks_first = False
+        """Whether the batch at hand may have a more urgent task once slots were given back."""
+        self._was_full = False
+        """Whether the batch at hand had no task since the values of all have as many leased as their limits allow."""
         self._limiter: limiting.Limiter | None = None
         """The queue's limits, once it has had some."""
         self.let_go: Callable[[], None] = store.logs.let_go
@@ -323,6 +333,7 @@ class Leaser:
         waited_s = 0.0
         busy: dict[Batch, TaskFileName] = {}
         fruitless, anew, self._overpromised = 0, LOOKS_ANEW, 0
+        is_full, full_until = False, store.clock.monotonic() + FULL_LOOK_S
         self._corrected = set() if strict else None
         if not strict:
             selection.keep_up(store.clock.now_ms())
@@ -342,11 +353,17 @@ class Leaser:
                 continue
             got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             for _ in range(SLOTS_ANEW):
-                if got is LIMITED and self._limits().give_back():
+                if (got is LIMITED and self._limits().give_back()) or (
+                    got is FULL and (self._limits().give_back_of_batch() or self._asks_first)
+                ):
                     got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             if got is LIMITED:
                 self._is_full(not held)
                 return
+            if got is FULL:
+                is_full = True
+                if not strict and store.clock.monotonic() > full_until:
+                    break
             if got in (BUSY, UNDECIDED) and strict and waited_s < BUSY_WAIT_S:
                 begin, locked = store.clock.monotonic(), {name.batch: name}
                 got = self._outwait(locked, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
@@ -362,6 +379,8 @@ class Leaser:
                     break
         if not held and busy and not waited_s >= BUSY_WAIT_S:
             held += self._outwait(busy, n, n, lease_ms, True, BUSY_WAIT_S)
+        if is_full and not held:
+            self._is_full(True)
         if not held:
             self._raise_unreadable()
 
@@ -396,6 +415,8 @@ class Leaser:
                     undecided.update({name.batch} if got is UNDECIDED else ())
                     continue
                 del busy[name.batch]
+                if got is FULL:
+                    self._is_full(True)
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
@@ -415,6 +436,10 @@ class Leaser:
         nothing, the head goes back with the rank that it really has.
         """
         batch, selection = name.batch, self.selection
+        limits = self.store.queue_file.state.limits
+        if limits is not None and limits.fields and not name.is_open and self._limits().is_full(batch):
+            selection.take_off(batch)
+            return FULL
         self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)
         is_open = batch == self.current and self.store.logs.get(batch) is not None
         got = self._from_batch(batch, None if is_open else name, most, asked, lease_ms, solo)
@@ -428,6 +453,8 @@ class Leaser:
             selection.rest(name)
         elif got is LIMITED:
             selection.put_back(name, name.rank)
+        elif got is FULL:
+            selection.take_off(batch)  # until the next listing: other batches may have other values
         else:
             self._tell(batch, got)
         return got
@@ -614,6 +641,12 @@ class Leaser:
             if not replay_state.remaining:
                 finishing.try_finish(locked)
                 return NOTHING
+        if not tasks and self._was_full:
+            if not replay_state.takes_inserts:
+                self._limits().remember(locked)
+            if is_new:
+                locked.drop()  # what was added is not written
+            return FULL
         if not tasks:
             is_later = self._next_head is not None and self._next_head[1] > self._limit
             if is_new:  # what was added is not written: the file's name was in the future after all, or too urgent
@@ -644,6 +677,10 @@ class Leaser:
             if not _learn_ranks(locked):
                 return None
             name = log.name
+        limits = store.queue_file.state.limits
+        self._was_full = self._asks_first = False
+        if limits is not None and limits.fields:
+            return self._choose_with_room(locked, name, at, most, solo)
         if self.at_random:
             shuffled = store.entropy.shuffled
             choice = replay_state.choose_any(at, most, margin, attempts_max, solo, self._limit, shuffled)
@@ -652,6 +689,36 @@ class Leaser:
         head = replay_state.head(at, margin) if store.queue_file.state.is_ordered else LAST
         self._next_head = None if head is None or name is None else (name, head)
         return choice
+
+    def _choose_with_room(
+        self, locked: LockedBatch, name: TaskFileName | None, at: int, most: int, solo: bool
+    ) -> Choice | None:
+        """Choose tasks whose values have room under the limits by fields: the most urgent ones, in their order.
+
+        None: the lines of the batch are proven absent. What is left counts only as far as it has room, too.
+        """
+        store, replay_state, limits = self.store, locked.replay_state, self._limits()
+        if locked.log.lines is None and locked.read_lines() is None:
+            return None
+        order = [index for index, state in enumerate(replay_state.state) if state <= LEASED]
+        if self.at_random:
+            order = store.entropy.shuffled(order)
+        elif replay_state.ranks:
+            order.sort(key=replay_state.rank)
+        margin, attempts_max = store.clock.margin_ms, store.settings.max_attempts
+        found = limits.with_room(locked, at, order)
+        tasks, spent, alone = replay_state.choose_among(found, at, most + 1, margin, attempts_max, solo)
+        # In their order: a task whose value is full by a slot that is of no use must not be overtaken for that.
+        self._asks_first = store.queue_file.state.is_ordered and limits.may_give_back()
+        if self._asks_first:
+            self._next_head, self._was_full = None, True
+            return [], [], False
+        self._was_full = not tasks and not spent and limits.saw_full
+        rest = next((index for index in tasks if replay_state.rank(index) > self._limit), None)
+        kept = [index for index in tasks if replay_state.rank(index) <= self._limit][:most]
+        left = rest if rest is not None else tasks[len(kept)] if len(tasks) > len(kept) else None
+        self._next_head = None if left is None or name is None else (name, replay_state.rank(left))
+        return kept, spent, alone
 
     def _end_if_empty(self, locked: LockedBatch) -> None:
         """End an open batch into which nothing was inserted: the inserter that made it died, or is about to insert."""
@@ -684,8 +751,9 @@ class Leaser:
             leases = self._limits().take(locked, at, tasks, lambda those: self._new_leases(those, several, solo))
             if not leases:
                 locked.drop()  # what was chosen is not taken after all: replay anew next time
-                return LIMITED
-            left = tasks[sum(len(each.tasks) for each in leases) :]
+                return FULL if self._limits().is_by_field else LIMITED
+            given = {index for each in leases for index in each.tasks}
+            left = [index for index in tasks if index not in given]
             replay_state.offer(left)
             if left and log.name is not None:
                 self._next_head = log.name, replay_state.rank(left[0])
@@ -893,6 +961,8 @@ class Leaser:
                 if got is LIMITED:
                     self._is_full(True)
                     return []
+                if got is FULL:
+                    self._is_full(True)
                 if got is BUSY:  # of one that waits for a decision it is known when to look again
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
             self._raise_unreadable()

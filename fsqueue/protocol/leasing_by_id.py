@@ -8,7 +8,7 @@ from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.task_states import Choice
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import transitions
-from fsqueue.protocol.leasing import BUSY, BUSY_WAIT_S, LIMITED, UNDECIDED, Got, Leaser
+from fsqueue.protocol.leasing import BUSY, BUSY_WAIT_S, FULL, LIMITED, UNDECIDED, Got, Leaser
 from fsqueue.storage.locked_batch import LockedBatch
 
 
@@ -36,11 +36,16 @@ class NamedLeaser(Leaser):
             for batch in sorted(named):
                 name = transitions.file_of_waiting(self.store, batch)
                 got = self._from_head(name, n, n, lease_ms, n == 1) if name is not None else []
-                if got is LIMITED and name is not None and self._limits().give_back():
+                if name is not None and (
+                    (got is LIMITED and self._limits().give_back())
+                    or (got is FULL and self._limits().give_back_of_batch())
+                ):
                     got = self._from_head(name, n, n, lease_ms, n == 1)
                 if got is LIMITED:
                     self._is_full(not held)
                     return held
+                if got is FULL and not held:
+                    self._is_full(True)
                 if got in (BUSY, UNDECIDED) and name is not None:
                     busy[batch] = name
                 if isinstance(got, list):
@@ -64,4 +69,11 @@ class NamedLeaser(Leaser):
         """Choose among the named tasks. The limit does not matter, nor what is left: no other batch is compared."""
         self._next_head = None
         margin, attempts_max = self.store.clock.margin_ms, self.store.settings.max_attempts
-        return locked.replay_state.choose_among(self._named[locked.batch], at, most, margin, attempts_max, solo)
+        limits, self._was_full = self.store.queue_file.state.limits, False
+        if limits is None or not limits.fields or (locked.log.lines is None and locked.read_lines() is None):
+            return locked.replay_state.choose_among(self._named[locked.batch], at, most, margin, attempts_max, solo)
+        order = [index for index in self._named[locked.batch] if index < locked.replay_state.count]
+        found = self._limits().with_room(locked, at, order)
+        choice = locked.replay_state.choose_among(found, at, most, margin, attempts_max, solo)
+        self._was_full = not choice[0] and not choice[1] and self._limits().saw_full
+        return choice

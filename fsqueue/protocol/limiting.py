@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import LOST, NOT_FILES, either_of_two
-from fsqueue.format import movements, names, slots
+from fsqueue.format import movements, names, slots, task_file
 from fsqueue.format.layout import QueueLimits
 from fsqueue.format.names import Batch
-from fsqueue.format.slots import FREE, LeaseSlot, SlotTable
+from fsqueue.format.slots import FREE, Digests, LeaseSlot, SlotTable
+from fsqueue.format.task_states import LEASED
 from fsqueue.interruptions import let_out
 from fsqueue.protocol import deciding
 from fsqueue.protocol.shares import NewLease
 from fsqueue.storage import record_times
 from fsqueue.storage import slots as slot_files
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
+from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -34,6 +36,12 @@ SETTLE_S = 2.0
 time, before it leases."""
 LOOKS_MAX = 64
 """Maximum number of batches that a lease looks into for a slot that may be given back."""
+VALUES_MAX = 64
+"""Number of batches of which a lessee remembers what each task counts against, where fields have limits."""
+KINDS_MAX = 16_384
+"""Number of batches of which it remembers which values they have, while these are full."""
+KINDS_S = 60.0
+"""How long it believes that: a payload may be replaced."""
 OWN_LOOKS = 4
 """Number of slots, besides as many as are wanted, that a lease looks at of those that its lessee has taken before: a
 lease that its lessee has ended is found at once, however many others there are."""
@@ -55,7 +63,7 @@ def begin(store: Store) -> None:
     limits = store.queue_state.limits
     if limits is not None and not slot_files.is_whole(store, slot_files.read(store, limits.epoch)):
         store.clock.sleep(SETTLE_S)
-        slot_files.make(store, limits.epoch)
+        slot_files.make(store, limits.epoch, [name for name, _ in limits.fields])
 
 
 class Limiter:
@@ -74,6 +82,24 @@ class Limiter:
         lacks a slot."""
         self._is_read = False
         """Whether the file was read in this look."""
+        self._fields: tuple[tuple[str, int], ...] = ()
+        """The fields that what is remembered of batches is about."""
+        self._values: dict[Batch, list[Digests | None]] = {}
+        """What the payloads of tasks count against, by batch and index; None: it was not decoded yet."""
+        self._kinds: dict[Batch, tuple[frozenset[Digests], float]] = {}
+        """What the tasks of a batch, in which all were full, count against; and until when that is believed."""
+        self._most: dict[bytes, int] = {}
+        """The limit of each digest that was met."""
+        self.saw_full = False
+        """Whether the last look into a batch has met tasks whose values are full."""
+        self._full: set[bytes] = set()
+        """The digests that were full in the batch at hand."""
+        self._asked: set[bytes] = set()
+        """The digests of which this look has tried to give slots back."""
+        self._looks_left = LOOKS_MAX
+        """How many batches this look may still open for that."""
+        self.is_by_field = False
+        """Whether the last `take` gave nothing since all its tasks have values that are full."""
 
     @property
     def _limits(self) -> QueueLimits:
@@ -89,6 +115,13 @@ class Limiter:
         """
         limits = self._limits
         self._is_read = False
+        self._asked.clear()
+        self._looks_left = LOOKS_MAX
+        if self._fields != limits.fields:
+            self._fields = limits.fields
+            self._values.clear()
+            self._kinds.clear()
+            self._most.clear()
         if self._has_leased and self._seems_to_have_room(limits, current):
             return True
         self._has_leased = False
@@ -109,7 +142,7 @@ class Limiter:
         if not self._table.content:  # else the maker died, or the machine was booted: the limits were set long ago
             store.clock.sleep(SETTLE_S)
         try:
-            slot_files.make(store, limits.epoch)
+            slot_files.make(store, limits.epoch, [name for name, _ in limits.fields])
         except LockTimeout as error:
             logger.debug("no task of %s is leased yet: %s", store.path, error)
             return False
@@ -136,6 +169,25 @@ class Limiter:
             if over and self._clear(over):
                 return True
         return False
+
+    def give_back_of(self, full: Collection[bytes]) -> bool:
+        """Give back slots of these digests whose leases do not hold any more. Return whether there was one.
+
+        Each digest is tried once in a look, and `LOOKS_MAX` batches are opened in it at most.
+        """
+        found = False
+        for digest in sorted({*full} - self._asked):
+            self._asked.add(digest)
+            by_batch: dict[Batch, list[tuple[int, LeaseSlot]]] = {}
+            for offset, slot in self._table.by_digest.get(digest, {}).items():
+                by_batch.setdefault(slot.batch, []).append((offset, slot))
+            for batch in self.store.entropy.shuffled(sorted(by_batch)):
+                if self._looks_left <= 0:
+                    return found
+                self._looks_left -= 1
+                over = self._over(batch, by_batch[batch])
+                found |= bool(over) and self._clear(over)
+        return found
 
     def _over(self, batch: Batch, those: Sequence[tuple[int, LeaseSlot]]) -> list[tuple[int, LeaseSlot]]:
         """Return those slots of a batch whose leases are over, by its log. If there is none, end those first that have
@@ -196,6 +248,8 @@ class Limiter:
         """Return how many tasks of a batch, of `most`, seem to be allowed: a hint, from the last look at the slots."""
         limits, self._found = self._limits, []
         if limits.max_leased is None:
+            if limits.fields and not self._is_read:
+                self._read(limits)
             return most
         for is_last in (self._is_read, True):
             room = limits.max_leased - len(self._table.taken)
@@ -219,19 +273,31 @@ class Limiter:
         try:
             with slot_files.locked(store, limits.epoch) as file:
                 table.update(file.content())
-                if not slot_files.is_whole(store, table.content):
+                if not slot_files.is_whole(store, table.content) or not self._are_current(limits):
                     return []
                 room = len(tasks) if limits.max_leased is None else limits.max_leased - len(table.taken)
                 found = [each for each in self._found if table.taken.get(each[0]) == each[1]]
                 if room + len(found) < len(tasks):
-                    found = self._ended(locked, at, len(tasks) - room)
+                    found += [each for each in self._ended(locked, at, len(tasks) - room) if each not in found]
                 over = [each for each in found if each[2] is End.OVER]
-                run_out = [each for each in found if each[2] is End.RUN_OUT][: max(0, len(tasks) - room - len(over))]
-                leases = make(tasks[: room + len(over) + len(run_out)]) if room + len(over) + len(run_out) > 0 else []
+                run_out = [each for each in found if each[2] is End.RUN_OUT]
+                if limits.fields:
+                    counts = self._digests_of(locked, tasks)
+                    allowed, run_out = self._fitting(limits, tasks, counts, over, run_out)
+                    self.is_by_field = not allowed
+                else:
+                    counts = {}
+                    run_out = run_out[: max(0, len(tasks) - room - len(over))]
+                    allowed = tasks[: max(0, room + len(over) + len(run_out))]
+                leases = make(allowed) if allowed else []
                 if leases and run_out:
                     end(locked, at, [slot for _, slot, _ in run_out])
                 changes = {offset: FREE for offset, _, why in (*over, *run_out) if leases or why is End.OVER}
-                new = [LeaseSlot(locked.batch, index, lease.id) for lease in leases for index in lease.tasks]
+                new = [
+                    LeaseSlot(locked.batch, index, lease.id, counts.get(index, ()))
+                    for lease in leases
+                    for index in lease.tasks
+                ]
                 mine = [(offset, slot) for slot, offset in zip(new, _places([*changes], table), strict=False)]
                 changes |= {offset: slots.record(slot) for offset, slot in mine}
                 self._put(file, changes)
@@ -241,6 +307,178 @@ class Limiter:
         except (LockTimeout, FileNotFoundError) as error:
             logger.debug("no task of %s is leased now: %s", store.path, error)
             return []
+
+    def _are_current(self, limits: QueueLimits) -> bool:
+        """Return whether these are the limits of the queue, as of a second ago at most.
+
+        The look may have taken long by now: it has waited for a batch, or until all know of a limit. Meanwhile a limit
+        by another field may have begun, which counts in another file.
+        """
+        store = self.store
+        if store.clock.monotonic() - store.queue_file.read_at <= FRESH_S:
+            return True
+        generation = store.queue_state.generation
+        store.refresh(now=True)
+        return store.queue_state.limits == limits and store.queue_state.generation == generation
+
+    def _fitting(
+        self,
+        limits: QueueLimits,
+        tasks: Sequence[int],
+        counts: Mapping[int, Digests],
+        over: Sequence[tuple[int, LeaseSlot, End]],
+        run_out: Sequence[tuple[int, LeaseSlot, End]],
+    ) -> tuple[list[int], list[tuple[int, LeaseSlot, End]]]:
+        """Return those tasks for which there is room under each limit, in their order; and the leases that have run out
+        that must be ended for them. `over`: slots that are given back in any case.
+        """
+        table, most = self._table, self._most
+        left = {digest: len(those) for digest, those in table.by_digest.items()}
+        total = len(table.taken) - len(over)
+        for _, slot, _ in over:
+            for digest in slot.digests:
+                left[digest] -= 1
+        allowed: list[int] = []
+        spare, ended = [*run_out], list[tuple[int, LeaseSlot, End]]()
+        for index in tasks:
+            chosen: list[tuple[int, LeaseSlot, End]] = []
+            gained, places = dict[bytes, int](), 0
+            is_full_at = limits.max_leased is not None and total >= limits.max_leased
+            for digest in counts[index]:
+                if left.get(digest, 0) - gained.get(digest, 0) >= most[digest]:
+                    found = next((one for one in spare if one not in chosen and digest in one[1].digests), None)
+                    if found is None:
+                        break
+                    chosen.append(found)
+                    places += 1
+                    for each in found[1].digests:
+                        gained[each] = gained.get(each, 0) + 1
+            else:
+                if is_full_at and not places:
+                    found = next(iter(spare), None)
+                    if found is None:
+                        break  # no task has room
+                    chosen.append(found)
+                for one in chosen:
+                    spare.remove(one)
+                    ended.append(one)
+                    total -= 1
+                    for each in one[1].digests:
+                        left[each] -= 1
+                total += 1
+                for digest in counts[index]:
+                    left[digest] = left.get(digest, 0) + 1
+                allowed.append(index)
+        return allowed, ended
+
+    # -- limits by fields of payloads ----------------------------------------------------------------
+
+    def with_room(self, locked: LockedBatch, at: int, indices: Iterable[int]) -> Iterator[int]:
+        """Yield those tasks of a locked batch, of the ones given, for which there seems to be room. `take` decides.
+
+        A task that is yielded counts as taken from then on. Only tasks are yielded that may be leased now. What was
+        full is known afterwards: `saw_full`, `give_back_of_batch`.
+        """
+        state, margin, room = locked.replay_state, self.store.clock.margin_ms, dict[bytes, int]()
+        self._full, self.saw_full = set(), False
+        for index in indices:
+            if not state.may_be_taken(index, at, margin):
+                continue
+            found = self._digests(locked, index)
+            for digest in found:
+                if digest not in room:
+                    room[digest] = self._room_of(digest, locked, at)
+            if full := [digest for digest in found if room[digest] <= 0]:
+                self._full.update(full)
+                self.saw_full = True
+                continue
+            for digest in found:
+                room[digest] -= 1
+            yield index
+
+    def _room_of(self, digest: bytes, locked: LockedBatch, at: int) -> int:
+        """Return how many more tasks of a value may be leased, if leases of the batch that do not hold are given up."""
+        those = self._table.by_digest.get(digest, {})
+        room = self._most[digest] - len(those)
+        for offset, slot in those.items():
+            if slot.batch == locked.batch and (why := end_of(locked, at, slot)) is not End.HELD:
+                room += 1
+                if (offset, slot, why) not in self._found:
+                    self._found.append((offset, slot, why))
+        return room
+
+    def remember(self, locked: LockedBatch) -> None:
+        """Remember what the unfinished tasks of a batch count against, in which all were full: until a payload may have
+        been replaced. Nothing can be inserted into the batch.
+        """
+        state = locked.replay_state
+        kinds = frozenset(self._digests(locked, index) for index, one in enumerate(state.state) if one <= LEASED)
+        while len(self._kinds) >= KINDS_MAX:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[locked.batch] = kinds, self.store.clock.monotonic() + KINDS_S
+
+    def is_full(self, batch: Batch) -> bool:
+        """Return whether all tasks of a batch have values that are full, as far as that is remembered. Slots of these
+        values that are of no use are given back first.
+        """
+        kinds, until = self._kinds.get(batch, (frozenset[Digests](), 0.0))
+        if not kinds or self.store.clock.monotonic() >= until:
+            return False
+        full = self._full_of(kinds)
+        if full and self.give_back_of(full):
+            full = self._full_of(kinds)
+        return bool(full)
+
+    def _full_of(self, kinds: Collection[Digests]) -> set[bytes]:
+        """Return the digests that are full, if each of these kinds of tasks has one of them."""
+        full: set[bytes] = set()
+        for kind in kinds:
+            mine = {digest for digest in kind if len(self._table.by_digest.get(digest, ())) >= self._most[digest]}
+            if not mine:
+                return set()
+            full |= mine
+        return full
+
+    def may_give_back(self) -> bool:
+        """Return whether a value that was full in the batch at hand was not asked for yet in this look."""
+        return self._looks_left > 0 and not self._full <= self._asked
+
+    def give_back_of_batch(self) -> bool:
+        """Give back slots of the values that were full in the batch that was looked into last: see `give_back_of`."""
+        return self.give_back_of(self._full)
+
+    def _digests_of(self, locked: LockedBatch, indices: Iterable[int]) -> dict[int, Digests]:
+        return {index: self._digests(locked, index) for index in indices}
+
+    def _digests(self, locked: LockedBatch, index: int) -> Digests:
+        """Return what a task of a locked batch counts against. A line that cannot be read counts against nothing: its
+        task is buried.
+        """
+        payloads = locked.replay_state.payloads
+        if payloads and index in payloads:
+            return self._counted(payloads[index])
+        values = self._values.get(locked.batch)
+        if values is None:
+            while len(self._values) >= VALUES_MAX:
+                del self._values[next(iter(self._values))]
+            values = self._values[locked.batch] = []
+        values.extend([None] * (index + 1 - len(values)))
+        known = values[index]
+        if known is None:
+            lines = locked.read_lines() if locked.log.lines is None else locked.log.lines
+            try:
+                payload = None if lines is None else task_file.decode_task(lines[index])["payload"]
+            except (ValueError, LookupError, TypeError):
+                payload = None
+            known = values[index] = self._counted(payload)
+        return known
+
+    def _counted(self, payload: object) -> Digests:
+        found = slots.digests(payload, [name for name, _ in self._fields])
+        for name, most in self._fields:
+            if name in found:
+                self._most[found[name]] = most
+        return tuple(found.values())
 
     def _ended(self, locked: LockedBatch, at: int, most: int) -> list[tuple[int, LeaseSlot, End]]:
         """Return slots of a locked batch whose leases do not hold any more, up to `most`. Those that have run out are

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from fsqueue.format import names, slots
 from fsqueue.format.names import Batch
@@ -17,6 +17,7 @@ from fsqueue.format.slots import FREE, RECORD_BYTES, LeaseSlot
 from fsqueue.format.task_states import LEASED
 from fsqueue.storage import journals, listing
 from fsqueue.storage.journals import IN_PLACE, Journal
+from fsqueue.storage.locked_batch import BatchGone, LockedBatch
 from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
@@ -90,8 +91,9 @@ def locked(store: Store, epoch: str, wait_s: float = WAIT_S) -> Iterator[SlotFil
         yield file
 
 
-def make(store: Store, epoch: str) -> None:
-    """Make the file whole: with a slot for each lease that is held. Errors as `locked`.
+def make(store: Store, epoch: str, fields: Collection[str] = ()) -> None:
+    """Make the file whole: with a slot for each lease that is held. Errors as `locked`. `fields`: those of payloads
+    that have a limit.
 
     Call it when all processes know of the limits: then none leases without a slot. The header comes last. If the maker
     dies before it, the next one begins anew.
@@ -99,24 +101,33 @@ def make(store: Store, epoch: str) -> None:
     fs, path = store.fs, path_of(store, epoch)
     flags = os.O_RDWR | os.O_CREAT
     fs.close(store.making_generation(lambda: fs.making_room(path, lambda: fs.look(path, flags))))
+    # Before the lock, under which no other may be taken. As long as the file is not whole, no lease is added.
+    held = _held(store, fields)
     with locked(store, epoch) as file:
         content = file.content()
         if is_whole(store, content):
             return  # another process has made it meanwhile
         changes = dict.fromkeys(range(0, max(1, len(content)), RECORD_BYTES), FREE)
-        for number, slot in enumerate(_held(store), 1):
+        for number, slot in enumerate(held, 1):
             changes[number * RECORD_BYTES] = slots.record(slot)
         file.put(changes, durably=store.sync_movements)
         file.put({0: slots.header(store.domain)}, durably=store.sync_movements)
 
 
-def _held(store: Store) -> Sequence[LeaseSlot]:
-    """Return a slot for each task that a lease holds, by what the logs say. One that an update has counts as held."""
+def _held(store: Store, fields: Collection[str]) -> Sequence[LeaseSlot]:
+    """Return a slot for each task that a lease holds, by what the logs say. One that an update has counts as held.
+
+    LockTimeout if a payload is to be read, and its batch stays locked.
+    """
     found = []
     for batch in listing.with_logs(store, every_shard=store.fs.shared):
         state = listing.read_own_state(store, batch)
-        if state is not None:
-            found += held_in(state, batch)
+        held = held_in(state, batch) if state is not None else []
+        if held and fields:
+            with suppress(BatchGone, FileNotFoundError), LockedBatch(store, batch, WAIT_S) as locked:
+                found += with_digests(locked, fields)
+        else:
+            found += held
     return found
 
 
@@ -127,6 +138,12 @@ def held_in(state: ReplayState, batch: Batch) -> list[LeaseSlot]:
     """
     holders = ((index, state.holder[index]) for index in sorted(state.touched) if state.state[index] == LEASED)
     return [LeaseSlot(batch, index, lease.id) for index, lease in holders if lease is not None and lease.move is None]
+
+
+def with_digests(locked: LockedBatch, fields: Collection[str]) -> list[LeaseSlot]:
+    """Return a slot for each task of a locked batch that a lease has, with digests of its payload as that is now."""
+    held = held_in(locked.replay_state, locked.batch)
+    return [slot._replace(digests=tuple(slots.digests(locked.payload(slot.index), fields).values())) for slot in held]
 
 
 def forget(store: Store) -> None:

@@ -134,6 +134,7 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "release_all host": (of("release_all", "host"), (None, *NO_TEXT)),
     "release_all slurm_job": (of("release_all", "slurm_job"), (None, *NO_TEXT)),
     "release_all job": (of("release_all", "job"), (None, *NO_TEXT)),
+    "change_settings limit": (of("change_settings", "limit"), (None, 4, "host", {"host": 0}, {"host": "4"}, {"": 1})),
     "change_settings lease_s": (of("change_settings", "lease_s"), (None, *NO_LENGTH)),
     "change_settings max_attempts": (
         of("change_settings", "max_attempts"), ("1", [], True, 1.5, 0, -1, math.nan, 10**30)

@@ -64,7 +64,7 @@ MUTATIONS = [
         "the slots of leases that were held before are left out",
         "when a limit is set, as many as it allows are leased besides those",
         "limited-set",
-        (("make", "for number, slot in enumerate(_held(store), 1): ...", "pass"),),
+        (("make", "for number, slot in enumerate(held, 1): ...", "pass"),),
     ),
     Mutation(
         "a limit holds at once",
@@ -89,5 +89,48 @@ MUTATIONS = [
             ("end_of", "if not state.named_by([index], slot.lease): ...", "pass"),
             ("end_of", "holder, until = ...", "return End.HELD"),
         ),
+    ),
+    Mutation(
+        "a slot does not tell the value of its task",
+        "two workers lease tasks of one value, of which one is allowed",
+        "fields-calm",
+        (
+            (
+                "Limiter.take",
+                "LeaseSlot(locked.batch, index, lease.id, counts.get(index, ()))",
+                "LeaseSlot(locked.batch, index, lease.id)",
+            ),
+        ),
+    ),
+    Mutation(
+        "values are not counted under the lock of the slots",
+        "two workers that have seen the last free place of a value both lease",
+        "fields-calm",
+        (("Limiter._fitting", "left.get(digest, 0) - gained.get(digest, 0) >= most[digest]", "False"),),
+    ),
+    Mutation(
+        "a limit of one more field keeps the slots",
+        "leases that were held before do not count against it",
+        "fields-added",
+        (("change_settings", "not after.limit.keys() <= before.limit.keys()", "False"),),
+        stories=6000,
+    ),
+    Mutation(
+        "the maker of slots reads no payloads",
+        "leases that were held when the limit began count against nothing",
+        "fields-set",
+        (("with_digests", "tuple(slots.digests(...).values())", "()"),),
+    ),
+    Mutation(
+        "slots of a full value are never given back",
+        "tasks of it wait for ever once as many were leased as are allowed",
+        "fields",
+        (("Limiter.give_back_of", "found = False", "return False"),),
+    ),
+    Mutation(
+        "tasks of other values overtake one whose value only seems full",
+        "a less urgent task is leased first, although nobody holds the more urgent one's value",
+        "fields-order",
+        (("Limiter.may_give_back", "return ...", "return False"),),
     ),
 ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from fsqueue.format.layout import QueueState, limits_of, limits_record, read_queue_state
+from fsqueue.format.layout import QueueState, Settings, limits_of, limits_record, read_queue_state
 from tests.simulation.disk import File
 from tests.simulation.handles import Host
-from tests.simulation.history import DONE, Actor, Call
+from tests.simulation.history import DONE, Actor, Call, original
 from tests.simulation.invariants import directory, generation
+from tests.simulation.order import published
 from tests.simulation.replay import LEASED, Replay
 
 if TYPE_CHECKING:
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
 EPOCH = "00112233aabbccdd"
 SETTLES_S = 1.5
 """Seconds after which limits hold that were just set. Whoever has set them may be killed before it is told so."""
-ACT = "set_limit"
+ACT, ACT_OF_FIELD = "set_limit", "set_limit_of_field"
+FIELD = "host"
+"""The field of payloads that has a limit."""
 
 
 def is_limited(story: Story) -> bool:
     """Whether there are limits in a story, or may be."""
-    return story.settings.max_leased is not None or ACT in story.scenario.actions
+    limited = story.settings.max_leased is not None or bool(story.settings.limit)
+    return limited or not story.scenario.actions.keys().isdisjoint(ACTS)
 
 
 def line(story: Story, at: int) -> bytes:
@@ -40,22 +45,42 @@ def set_limit(story: Story, actor: Actor) -> None:
     actor.do(ACT, lambda q: q.change_settings(max_leased=most))
 
 
-ACTS = {ACT: set_limit}
+def set_limit_of_field(story: Story, actor: Actor) -> None:
+    """Set the limit of the field, to what it was or to something else, or end it."""
+    most = story.rng.choice((1, 1, 2, None))
+    actor.do(ACT_OF_FIELD, lambda q: q.change_settings(limit={FIELD: most}))
 
 
-def _allowed(story: Story, began: float) -> float:
+ACTS = {ACT: set_limit, ACT_OF_FIELD: set_limit_of_field}
+
+
+def value_of(payload: object) -> int | None:
+    """The value of the field of a payload, which is text here: of every third none."""
+    number = int("".join(filter(str.isdigit, str(original(payload)))) or 0)
+    return None if number % 3 == 2 else number % 3
+
+
+def digests(payload: object, fields: Iterable[str]) -> dict[str, bytes]:
+    """What stands in place of `format.slots.digests`: payloads of stories are no objects."""
+    value = value_of(payload)
+    return {} if value is None else dict.fromkeys(fields, b"%-8d" % value)
+
+
+def _allowed(story: Story, began: float, of: Callable[[Settings], int | None]) -> float:
     """How many tasks may be leased by now by a call that began then: the greatest limit there was, if one surely held.
 
     A limit that is lowered is not known to all at once.
     """
-    found = [] if story.settings.max_leased is None else [(0.0, story.settings.max_leased)]
+    first = of(story.settings)
+    found = [] if first is None else [(0.0, first)]
     queue = directory(story, story.path)
     file = queue.entries.get("queue.jsonl") if queue is not None else None
     lines = bytes(file.data).splitlines(keepends=True) if isinstance(file, File) else []
     for number, text in enumerate(lines, 1):
         if b'"limits"' in text and text.endswith(b"\n"):
-            most = read_queue_state(b"".join(lines[:number]), story.path).settings.max_leased
-            found.append((_at(text), most or sys.maxsize))
+            most = of(read_queue_state(b"".join(lines[:number]), story.path).settings)
+            if most is not None or found:
+                found.append((_at(text), most or sys.maxsize))
     if not found or began < found[0][0] + SETTLES_S:
         return math.inf
     return max(most for _, most in found)
@@ -96,9 +121,20 @@ def too_many(story: Story, call: Call) -> Iterator[str]:
     is_handed_out = call.begin == call.end  # without a call of the system: it was leased ahead by an earlier one
     if not is_limited(story) or call.outcome != DONE or not call.result or is_handed_out:
         return
-    allowed, now_held = _allowed(story, call.began), held(story)
+    allowed, now_held = _allowed(story, call.began, lambda settings: settings.max_leased), held(story)
     if len(now_held) > allowed:
         yield f"{call}: {len(now_held)} tasks are leased, and {allowed} may be: {sorted(now_held)}"
+    allowed = _allowed(story, call.began, lambda settings: settings.limit.get(FIELD))
+    if allowed < math.inf:
+        payloads = {
+            f"{name[14:46]}.{index}": task.payload for name, tasks in published(story) for index, task in tasks.items()
+        }
+        counts = Counter(value_of(payloads[one]) for one in now_held if one in payloads)
+        leased = call.result if isinstance(call.result, list) else [call.result]
+        given = {value_of(task.payload) for task in leased} - {None}  # of others more may be held, since before
+        for value, number in counts.items():
+            if number > allowed and value in given:
+                yield f"{call}: {number} tasks of value {value} are leased, and {allowed} may be: {sorted(now_held)}"
 
 
 def soon_after_power(story: Story) -> Iterator[str]:

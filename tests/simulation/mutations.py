@@ -356,7 +356,7 @@ MUTATIONS = [
         (
             ("States.lease", "state[index] == LEASED and since[index] <= at", "state[index] == LEASED"),
             (
-                "States._may_be_taken",
+                "States.may_be_taken",
                 "return self.state[index] == LEASED and ...",
                 "return True or (self.state[index] == LEASED and ...)",
             ),

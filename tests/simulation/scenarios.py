@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from tests.simulation import commit_scenarios, group_scenarios, keyed_scenarios, order
+from typing import Any
+
+from tests.simulation import commit_scenarios, group_scenarios, keyed_scenarios, limits, order
 from tests.simulation.stories import AT_ONCE, Scenario
 
 WORK = {
@@ -107,6 +109,9 @@ LIMITED = {
 }  # fmt: skip
 """Leases above all, of which few are allowed at a time."""
 AT_MOST: dict[str, object] = {"max_leased": 2}
+OF_FIELD: dict[str, object] = {"limit": {limits.FIELD: 1}}
+BY_FIELD: Any = (("format.slots:digests", limits.digests),)
+"""Payloads of stories are text, and have no fields: a number in them stands for the value."""
 
 SCENARIOS = {
     one.name: one
@@ -176,6 +181,15 @@ SCENARIOS = {
         Scenario("limited-power-nfs", actions=LIMITED, faults=("power", "kill"), lossy=True, settings=AT_MOST, tasks_before=8),
         Scenario("limited-set", shared=False, hosts=1, actions=LIMITED | {"set_limit": 3.0}, faults=("kill", "kill", "error"), tasks_before=8),
         Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
+        Scenario("fields", shared=False, hosts=1, actions=LIMITED, faults=("kill", "kill", "delay", "error", "after"), limits=BY_FIELD, settings=OF_FIELD, tasks_before=8),
+        Scenario("fields-calm", shared=False, hosts=1, actions=LIMITED, limits=BY_FIELD, settings=OF_FIELD, tasks_before=8, workers=4),
+        Scenario("fields-nfs", actions=LIMITED, faults=("kill", "cut", "cut", "reply", "delay", "stop", "host"), stale=0.4, stale_listings=0.3, limits=BY_FIELD, settings=OF_FIELD, tasks_before=8),
+        Scenario("fields-open", shared=False, hosts=1, actions=LIMITED | {"insert": 6.0}, faults=("kill", "delay", "interrupt", "error"), limits=BY_FIELD, singly=True, settings={**MANY, **OF_FIELD}),
+        Scenario("fields-skew", actions=LIMITED, faults=("kill", "delay", "clock"), skew_s=20.0, limits=BY_FIELD, settings=OF_FIELD | AT_MOST, tasks_before=8),
+        Scenario("fields-power", shared=False, hosts=1, actions=LIMITED, faults=("power", "kill"), lossy=True, limits=BY_FIELD, settings=OF_FIELD, tasks_before=8),
+        Scenario("fields-order", shared=False, hosts=1, actions=RANKED | {"consume": 9.0}, faults=("kill", "delay", "error"), limits=BY_FIELD, settings=OF_FIELD, tasks_before=8),
+        Scenario("fields-set", shared=False, hosts=1, actions=LIMITED | {"set_limit_of_field": 3.0, "set_limit": 1.0}, faults=("kill", "kill", "error"), limits=BY_FIELD, tasks_before=8),
+        Scenario("fields-added", shared=False, hosts=1, actions=LIMITED | {"set_limit_of_field": 2.0}, faults=("kill", "kill", "error"), limits=BY_FIELD, settings={"max_leased": 4}, tasks_before=8, workers=4),
         Scenario("again", shared=False, hosts=1, actions=AGAIN, faults=("kill", "delay", "error", "after"), limits=AT_ONCE, settings=KEPT),
         Scenario("again-nfs", actions=AGAIN, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.5, stale_listings=0.3, settings=KEPT),
         Scenario("given-back", shared=False, hosts=1, actions=LETTERS, faults=("kill", "delay", "error", "after"), limits=AT_ONCE, settings=ONCE, workers=4),

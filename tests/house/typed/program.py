@@ -174,6 +174,7 @@ def keep(queue: Queue) -> None:
     print(again.retried, again.unkept_ids, queue.retry_completed([letter.id for letter in letters]).as_dict())
     print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
     settings: fsqueue.Settings = queue.change_settings(max_attempts=3)
+    print(queue.change_settings(limit={"host": 4}).limit)
     was_running: bool = queue.pause("why")
     pause: fsqueue.Pause | None = queue.paused
     print(settings, was_running, pause, queue.resume())
