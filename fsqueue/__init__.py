@@ -26,6 +26,7 @@ _HOMES = {
     "DeadLetter": "fsqueue.format.models",
     "Durability": "fsqueue.format.layout",
     "Event": "fsqueue.worker",
+    "Executor": "fsqueue.executor.executor",
     "FailingNode": "fsqueue.storage.nodes",
     "Failure": "fsqueue.views.activity",
     "Finding": "fsqueue.fsck",
@@ -141,6 +142,7 @@ if TYPE_CHECKING:
         UnsafeFilesystem,
         UpdateConflict,
     )
+    from fsqueue.executor.executor import Executor
     from fsqueue.format.layout import Durability, Pause, Settings
     from fsqueue.format.models import (
         ChangeReport,
@@ -206,6 +208,7 @@ __all__ = [
     "DeadLetter",
     "Durability",
     "Event",
+    "Executor",
     "FailingNode",
     "Failure",
     "Finding",

@@ -40,7 +40,7 @@ ARGUMENTS = (
 )
 DEPTH_MAX = call_types.DEPTH_MAX
 _FIELDS = {"call", "args", "kwargs", "types"}
-_SCRIPTS = ("__main__", "__mp_main__")
+SCRIPTS = ("__main__", "__mp_main__")
 """What the module of the running script is called, and in its processes that `multiprocessing` spawns."""
 
 _registered: dict[str, Function[..., Any]] = {}
@@ -77,7 +77,7 @@ class Function(Generic[P, R]):
 
         InvalidTask.
         """
-        if self.name.partition(":")[0] in _SCRIPTS:
+        if self.name.partition(":")[0] in SCRIPTS:
             raise InvalidTask(
                 f"{self.__name__} is defined in the script that is running, which no worker can import. Move it into a "
                 "module and import it from there; or, if workers load this very file as a module, say its name: "
@@ -167,7 +167,7 @@ def task(
     def register(function: Callable[P, R]) -> Function[P, R]:
         own = _own_name(function)
         made = Function(function, own if name is None else _checked_name(name), queue, delay_s)
-        if own.partition(":")[0] not in _SCRIPTS:
+        if own.partition(":")[0] not in SCRIPTS:
             other = _registered.setdefault(made.name, made)
             if _own_name(other.__wrapped__) != own:
                 raise InvalidArgument(
@@ -212,7 +212,7 @@ class Handler:
         that do not fit its signature. The reasons say nothing of what is in the payload: they last longer than it may
         be kept (`keep_payloads`).
         """
-        name, args, kwargs = _parts(payload)
+        name, args, kwargs = parts_of(payload)
         function = self.functions.get(name)
         if function is None:
             raise Bury(
@@ -229,7 +229,7 @@ class Handler:
         return function(*args, **kwargs)
 
 
-def _parts(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
+def parts_of(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
     """Return name and arguments of a call; Bury for anything else."""
     if isinstance(payload, dict) and payload.keys() <= _FIELDS:
         name, args, kwargs = payload.get("call"), payload.get("args", []), payload.get("kwargs", {})

@@ -1,8 +1,9 @@
 """A child of a worker: runs the handler, one task after the other, and nothing else.
 
 It knows no queue and holds no lease. Its first message says where the handler is; it answers whether it has found
-it, and then each task with an answer that names the task. Its arguments are three descriptors: its end of the socket,
-a byte that says whether the worker is stopping, and the memory for answers. It ends with its parent: by the signal that
+it, and then each task with an answer that names the task. Its arguments are descriptors: its end of the socket, a byte
+that says whether the worker is stopping, the memory for answers, and an executor's list of functions, if there is one.
+It ends with its parent: by the signal that
 the kernel sends, or by the end of the messages.
 """
 
@@ -36,8 +37,8 @@ BRIEF_S = 0.0005
 
 def main() -> None:
     """Serve tasks until the parent is gone or has no more."""
-    ours, flag, memory = map(int, sys.argv[1:])
-    for fd in (ours, flag, memory):
+    ours, flag, memory, *others = map(int, sys.argv[1:])
+    for fd in (ours, flag, memory, *others):
         os.set_inheritable(fd, False)  # what the handler starts must not keep them
     end = socket.socket(fileno=ours)
     teller = _Teller(end, memory)

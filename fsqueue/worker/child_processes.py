@@ -37,6 +37,8 @@ UNREADY_MAX = 3
 """Number of children in a row, dead before they had found their handler, at which the worker gives up."""
 STARTING_MAX = os.cpu_count() or 1
 """Maximum number of children to start at a time: a signal, and the ends of tasks, are noticed between them."""
+LISTED = 6
+"""The number that the descriptor of an executor's list of functions has in a child."""
 NO_TASK = 0
 """The number of what a child prints before it is given a task."""
 _NO_CHILD = "Another process for the handler could not be started"
@@ -79,9 +81,16 @@ class _Child:
             source = os.memfd_create("nothing")
             self.process = Process(
                 family.supervisors,
-                [*family.program, "3", "4", "5"],
+                [*family.program, "3", "4", "5", *map(str, [LISTED] * len(family.listed))],
                 dict(os.environb) | {name.encode(): value.encode() for name, value in how.of_slots[self.slot].items()},
-                [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag, memory],
+                [
+                    source,
+                    *(stream.write_end for stream in self.streams),
+                    self.theirs.fileno(),
+                    family.flag,
+                    memory,
+                    *family.listed,
+                ],
                 self._ended,
             )
         except BaseException:
@@ -333,11 +342,16 @@ class Children(ProcessExecutor):
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, marks.FLAGS, 0)
         self.program = python("child")
+        self.listed: list[int] = []
+        """The descriptor of an executor's list of functions, if the handler has one."""
         self.setup: dict[str, Any] = {}
 
     def start(self) -> None:
         super().start()
-        self.setup = {"argv": sys.argv, "handler": self.how.handler}
+        handler = self.how.handler
+        if "listed" in handler:
+            self.listed, handler = [handler["listed"]], {"listed": LISTED}
+        self.setup = {"argv": sys.argv, "handler": handler}
         self._add()
         most = shortages.processes_max()
         if most is not None and most < self.most:

@@ -21,7 +21,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import handlers
 from fsqueue.worker.background import BackgroundThread
 from fsqueue.worker.causes import Cause
-from fsqueue.worker.jobs import Executor, Job
+from fsqueue.worker.jobs import Job, JobExecutor
 from fsqueue.worker.loop import Loop
 
 WARNING = (
@@ -30,7 +30,7 @@ WARNING = (
 )
 
 
-class Threads(Executor):
+class Threads(JobExecutor):
     """Runs a handler in `slots` threads."""
 
     slots = 0

@@ -25,6 +25,7 @@ from fsqueue.then import Then
 from fsqueue.worker import inserts, shortages
 from fsqueue.worker.background import end_in_child
 from fsqueue.worker.causes import Memory
+from fsqueue.worker.listed_functions import ListedFunctions
 
 TRACEBACK_CHARS = 4000
 """Number of characters of a traceback that are kept as the reason of a failure."""
@@ -151,6 +152,8 @@ def name_of(handler: object) -> dict[str, Any]:
         return {"module": module, "name": function}
     if isinstance(handler, functions.Handler):
         return {"load": handler.modules}
+    if isinstance(handler, ListedFunctions):
+        return {"listed": handler.names}
     if not callable(handler):
         raise InvalidArgument(f"A handler is a function or the name of one, not {handler!r}.")
     named: tuple[str | None, str | None] = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
@@ -183,12 +186,14 @@ def name_of(handler: object) -> dict[str, Any]:
 
 
 def find(named: dict[str, Any]) -> Callable[..., Any]:
-    """Return the handler that `name_of` named, or those of `{"load": modules}`.
+    """Return the handler that `name_of` named, or those of `{"load": modules}`, or of `{"listed": descriptor}`.
 
     InvalidArgument if it cannot be found or its module cannot be imported; what the running script raises.
     """
     if "load" in named:
         return functions.handler(named["load"])
+    if "listed" in named:
+        return ListedFunctions(named["listed"], describe)
     module = _main(named) if named["module"] == MAIN else functions.load(named["module"])
     found: Any = module
     for part in named["name"].split("."):

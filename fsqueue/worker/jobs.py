@@ -103,7 +103,7 @@ class How:
     """Physical memory above which a child process is replaced once its task has ended (bytes)."""
 
 
-class Executor(Protocol):
+class JobExecutor(Protocol):
     """Something that does tasks, some at a time. Everything happens in the loop's thread.
 
     What an executor has nothing to do for it leaves as it is here.
@@ -167,7 +167,7 @@ class Executor(Protocol):
         """Leave nothing behind."""
 
 
-def capacity(executor: Executor, each: int, now: float) -> int:
+def capacity(executor: JobExecutor, each: int, now: float) -> int:
     """Return how many tasks `executor` may hold, `each` a slot. A slot at work on a slow task holds that one only."""
     slow = sum(job.began < now - STALL_S for job in executor.at_work())
     return each * (executor.slots - slow) + slow

@@ -25,7 +25,7 @@ from fsqueue.worker.background import obituary
 from fsqueue.worker.causes import UNKNOWN, Cause
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
-from fsqueue.worker.jobs import Executor, Job, capacity
+from fsqueue.worker.jobs import Job, JobExecutor, capacity
 from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX, Limits, stop_time
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.pace import Pace
@@ -83,7 +83,7 @@ class Loop:
         queues: Sources,
         lease_s: float | None,
         limits: Limits,
-        make_executor: Callable[[Loop], Executor],
+        make_executor: Callable[[Loop], JobExecutor],
         tell: Tell,
         pass_on: PassOn | None,
     ) -> None:

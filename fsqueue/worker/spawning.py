@@ -19,7 +19,7 @@ from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import shortages, supervisor
 from fsqueue.worker.causes import Memory
-from fsqueue.worker.jobs import Executor, How, kept_name, not_kept
+from fsqueue.worker.jobs import How, JobExecutor, kept_name, not_kept
 from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.output import Stream
@@ -184,7 +184,7 @@ def not_executed(program: str, printed: str) -> str:
     return f" ({os.path.basename(program)}: {fault})" if fault else ""
 
 
-class ProcessExecutor(Executor):
+class ProcessExecutor(JobExecutor):
     """What `Commands` and `Children` have in common: they start a process for each slot."""
 
     def __init__(self, how: How, loop: Loop) -> None:

@@ -26,7 +26,7 @@ from fsqueue.worker.child_processes import Children
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.handler_threads import WARNING, Threads
-from fsqueue.worker.jobs import Executor, How
+from fsqueue.worker.jobs import How, JobExecutor
 from fsqueue.worker.limits import FAILURES_FIRST, TASKS_PER_COMMAND_MAX, Limits, Moves
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
@@ -348,7 +348,7 @@ class Worker:
                     "('fsqueue create --group'), and insert into its queues: GROUP/NAME."
                 )
 
-    def _make_executor(self, loop: Loop) -> Executor:
+    def _make_executor(self, loop: Loop) -> JobExecutor:
         how = self._how
         if how.function is not None:
             return Threads(how.function, how.slots, loop)

@@ -24,7 +24,7 @@ from fsqueue import Queue
 from fsqueue.doctor import examination
 from fsqueue.filesystem import Mount
 from fsqueue.format import replay
-from fsqueue.functions import _parts
+from fsqueue.functions import parts_of
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
 from tests.filequeues import Files
@@ -244,7 +244,7 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         assert results.count({"tile": 7, "pixels": 256}) == 1
         assert results.count({"tile": 7, "pixels": 512}) == 1
         [call] = [block.code for block in blocks(text_of(page)) if block.language == "json"]
-        assert _parts(json.loads(call)) == ("tiles:render", [7], {"zoom": 2.0})
+        assert parts_of(json.loads(call)) == ("tiles:render", [7], {"zoom": 2.0})
         [resized] = Queue(tmp_path / "scratch/images").tasks("completed")
         assert resized.result == {"pixels": 640}
     if page == "docs/commands.md":

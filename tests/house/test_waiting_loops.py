@@ -64,6 +64,8 @@ LOOPS = {
         "fsqueue.worker.child_processes.Children.close": "a worker's children",
         "fsqueue.worker.reclaiming.reclaim": "a queue whose filesystem is away: leases of a killed worker",
         "fsqueue.worker.spawning.Process.reap": "a command",
+        "fsqueue.executor.pending_calls.PendingCalls._step": "whatever an executor waits for",
+        "fsqueue.executor.pending_calls.PendingCalls._end_worker": "the worker that an executor has started",
         "fsqueue.worker.supervision.Supervisors._answer": "a fork server",
         "fsqueue.worker.supervision.Supervisors._end_orphans": "commands of a fork server that was killed",
         "fsqueue.worker.supervision.Supervisors._has_answered_retire": "a fork server",

@@ -234,6 +234,16 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     return fsqueue.Worker([group, chosen, first], handle).run()
 
 
+def in_futures(queue: Queue) -> list[int]:
+    with fsqueue.Executor(queue, workers=2) as executor:
+        future = executor.submit(double, 1)
+        ref: fsqueue.TaskRef | None = future.ref
+        print(ref, future.running(), future.cancel(), future.exception(timeout=60), future.result(timeout=60))
+        found: list[int] = list(executor.map(double, range(5), timeout=60, chunksize=2))
+        executor.shutdown(wait=False, cancel_futures=True)
+    return found
+
+
 def examine(path: Path) -> str:
     report: fsqueue.Report = doctor.examine(path)
     return report.verdict
@@ -256,4 +266,5 @@ if __name__ == "__main__":
     print(pipeline(Path("/scratch/crawl")))
     print(examine(tiles.path), work(tiles), list(look(tiles, "dead")), run(tiles).as_dict(), fsqueue.__version__)
     verbs(tiles)
+    print(in_futures(tiles))
     keep(tiles)

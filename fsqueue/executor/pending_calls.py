@@ -1,0 +1,497 @@
+"""The calls of one executor: gathered, inserted, and looked for until each has ended (decision 69).
+
+One thread does this, which keeps no process alive. What a look may see is in `Queue.results_of`. An own worker tells
+the ids of the tasks that it is done with. That is a hint: it saves looks at the other tasks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+from fsqueue import forks
+from fsqueue.clock import Clock
+from fsqueue.errors import ForkedChild, FsqueueError, QueueNotFound, TaskFailed, TaskNotFound
+from fsqueue.executor.task_future import TaskFuture
+from fsqueue.filesystem.side_threads import SideThread
+from fsqueue.format.models import CANCELLED, COMPLETED, DEAD, Result, TaskRef
+from fsqueue.format.wording import counted
+from fsqueue.interruptions import suppress
+from fsqueue.weak_table import WeakTable
+from fsqueue.worker.started_worker import StartedWorker
+
+logger = logging.getLogger("fsqueue")
+
+GATHER_S = 0.05
+"""Maximum time for which a call that was submitted waits for others, ..."""
+QUIET_S = 0.005
+"""... and the time without another one after which it waits no longer."""
+GATHER_MAX = 256
+"""Number of calls at which none waits any longer: one append takes no more."""
+LOOK_S = (0.01, 1.0)
+"""Shortest and longest pause between two looks at all calls that have not ended."""
+LATE = 0.1
+"""The part of the time since the latest end that may pass before the next look."""
+TOLD_LOOK_S = (0.002, 0.05)
+"""Shortest and longest pause between two looks at the tasks of which a worker has told."""
+TOLD_S = 1.0
+"""Maximum time for which these are looked at more often than others: an attempt that failed is followed by a pause."""
+LOOK_SHARE = 0.3
+"""Maximum part of the time that goes into looking."""
+LOOKS_AT_ONCE = 2_000
+"""Maximum number of told tasks that one look is for."""
+MISSED_S = 2.0
+"""A task that no look finds for so long is not there any more. A look may miss one that becomes a dead letter."""
+DEATHS_MAX = 3
+"""Number of own workers in a row that may end before a call has ended, until no more is started."""
+CHECK_S = 0.25
+"""How often is looked whether the own worker is there, ..."""
+PATIENCE_S = (30.0, 15.0, 5.0)
+"""... and how long is waited for its end: once it was told to finish, by SIGTERM, by SIGKILL."""
+
+
+class AsksForTasks(Protocol):
+    """A queue, at hand or at a gateway: what is asked of it here."""
+
+    def insert_many(self, payloads: Iterable[Any], *, refs: Any) -> Any:
+        """Insert tasks. Return references to them."""
+
+    def results_of(self, ids: Iterable[str]) -> dict[str, Result]:
+        """Return what is known of tasks."""
+
+    def cancel(self, ids: Iterable[str]) -> int:
+        """Cancel those tasks that no worker holds."""
+
+
+StartWorker = Callable[[Callable[[list[str]], object]], StartedWorker]
+"""Start an own worker, which tells ids of tasks that it is done with."""
+
+
+class PendingCalls:
+    """The calls that have not ended. `start_worker`: starts an own worker; None if the executor has none.
+
+    `at_end`: called when they all have ended, and the own worker has.
+    """
+
+    def __init__(
+        self, executor: object, queue: AsksForTasks, start_worker: StartWorker | None, at_end: Callable[[], object]
+    ) -> None:
+        self._executor = weakref.ref(executor)
+        """If it is there no more, nobody submits a call."""
+        self._queue, self._start_worker, self._at_end = queue, start_worker, at_end
+        self._now = Clock().monotonic
+        self._changed = threading.Condition()
+        self._inserting = threading.Lock()
+        """Held while what was gathered is inserted."""
+        self._inserts = 0
+        """Number of inserts under way: a worker may tell of their tasks before their ids are known here."""
+        self._futures: WeakTable[TaskFuture, None] = WeakTable()
+        """All futures that somebody has, for a forked child to end."""
+        self.has_gathered = False
+        self._gathered: dict[TaskFuture, Any] = {}
+        """The calls that are not inserted yet, with their payloads."""
+        self._gathered_at = self._last_at = 0.0
+        self._pending: dict[str, TaskFuture] = {}
+        """The calls whose tasks are in the queue, by the ids of these."""
+        self._told: dict[str, float] = {}
+        """Ids of tasks of which a worker has told, and whose ends the queue has not shown yet; and when it has told."""
+        self._unwanted: list[TaskFuture] = []
+        """Calls to cancel."""
+        self._look_at = self._told_look_at = self._rested_at = 0.0
+        self._ended_at = self._told_at = 0.0
+        self._is_hurried = self._is_shut = self._is_leaving = self._cancels = False
+        self._error: Exception | None = None
+        """Why no call is taken any more."""
+        self._thread: SideThread | None = None
+        self._worker: StartedWorker | None = None
+        self._deaths = 0
+        self._missed: dict[str, float] = {}
+        """Tasks that the latest looks did not find, and since when that is so."""
+        forks.register(self, PendingCalls._in_child)
+
+    # -- what the executor and its futures ask, in any thread --------------------------------------------------------
+
+    def submit(self, payload: Any) -> TaskFuture:
+        """Take a call, which is inserted soon."""
+        future = TaskFuture(self)
+        with self._changed:
+            self._begin()
+            self._futures[future] = None
+            now = self._last_at = self._now()
+            if not self._gathered:
+                self._gathered_at = now
+                self._changed.notify()
+            elif len(self._gathered) >= GATHER_MAX - 1:
+                self._is_hurried = True
+                self._changed.notify()
+            self._gathered[future] = payload
+            self.has_gathered = True
+        return future
+
+    def insert(self, payloads: Sequence[Any]) -> list[TaskFuture]:
+        """Insert calls now, as `insert_many` does."""
+        with self._changed:
+            self._begin()
+            self._inserts += 1  # a shutdown meanwhile waits for these calls, too
+        try:
+            self.hurry()
+            futures = [TaskFuture(self) for _ in payloads]
+            self._insert_now(futures, payloads)
+        finally:
+            with self._changed:
+                self._inserts -= 1
+                self._changed.notify()
+        return futures
+
+    def hurry(self) -> None:
+        """Insert at once what was gathered."""
+        with self._changed:
+            if self._gathered:
+                self._is_hurried = True
+                self._changed.notify()
+
+    def cancel(self, future: TaskFuture) -> bool:
+        """Cancel a call, unless a worker holds it or it has ended."""
+        with self._changed:
+            is_gathered = self._gathered.pop(future, self) is not self
+            self.has_gathered = bool(self._gathered)
+            self._changed.notify()
+        if is_gathered:
+            future.was_cancelled()
+            return True
+        with self._inserting:  # then its reference is there, or its error
+            ref = future.ref
+        if ref is None or not ref.cancel():
+            return future.cancelled()
+        if self._pending.pop(ref.id, None) is not None:
+            future.was_cancelled()
+            with self._changed:
+                self._changed.notify()
+        return True
+
+    def cancel_soon(self, futures: Iterable[TaskFuture]) -> None:
+        """Have calls cancelled, as far as no worker holds them, without waiting for that."""
+        with self._changed:
+            self._unwanted += [future for future in futures if not future.done()]
+            self._changed.notify()
+
+    def shut(self, cancels: bool) -> SideThread | None:
+        """Take no more calls. Return the thread, if it runs: it ends when all calls have ended."""
+        with self._changed:
+            self._is_shut = True
+            if cancels:  # those that are just being inserted are cancelled once they are
+                self._cancels = True
+                self._unwanted += [*self._gathered, *self._pending.values()]
+            self._changed.notify()
+        return self._thread
+
+    def leave(self) -> None:
+        """At the end of this process: insert what was gathered, and wait for nothing. The own worker ends by itself."""
+        with self._changed:
+            self._is_shut = self._is_leaving = True
+        with suppress(FsqueueError):
+            self._insert()
+        if self._worker is not None:
+            self._worker.finish()
+
+    def _begin(self) -> None:
+        """Refuse a call, or see to it that the thread runs. What was changed is locked."""
+        self.refuse()
+        if self._thread is None:
+            self._ended_at = self._now()
+            self._thread = SideThread("fsqueue-executor", self._work)
+            self._thread.start()
+            _live[self] = None
+
+    def refuse(self) -> None:
+        """Raise what a further call is refused with, if it is."""
+        if self._error is not None:
+            raise self._error
+        if self._is_shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _insert_now(self, futures: Collection[TaskFuture], payloads: Sequence[Any]) -> None:
+        """Insert calls, and wait for what comes of them from now on."""
+        with self._changed:
+            self._inserts += 1
+        more: dict[str, TaskFuture] = {}
+        try:
+            refs: list[TaskRef] = self._queue.insert_many(payloads, refs=True)
+            for future, ref in zip(futures, refs, strict=True):
+                future.ref = ref
+                more[ref.id] = future
+        finally:
+            with self._changed:
+                self._inserts -= 1
+                for future in futures:
+                    self._futures[future] = None
+                self._pending |= more
+                if self._cancels:
+                    self._unwanted += more.values()
+                self._ended_at = self._now()
+                if self._start_worker is None:
+                    self._look_at = max(self._rested_at, min(self._look_at, self._ended_at + LOOK_S[0]))
+                self._changed.notify()
+
+    def _tell(self, ids: list[str]) -> None:
+        """Take in that a worker is done with tasks."""
+        with self._changed:
+            if not self._told:
+                self._told_at = self._now()
+                self._told_look_at = max(self._told_look_at, self._told_at + TOLD_LOOK_S[0])
+            self._told.update(dict.fromkeys(ids, self._now()))
+            self._changed.notify()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Insert and look until the executor is shut and all calls have ended."""
+        try:
+            while self._step():
+                pass
+        except Exception as error:
+            logger.debug("the thread of an executor died", exc_info=True)
+            self._break(concurrent.futures.BrokenExecutor(f"The executor has failed: {error!r}. Make another one."))
+        finally:
+            self._end_worker()
+            self._at_end()
+
+    def _step(self) -> bool:
+        """Wait until something is due, and do it. Return whether there is more to wait for."""
+        with self._changed:
+            self._is_shut = self._is_shut or self._executor() is None
+            while (wait_s := self._due_at() - self._now()) > 0:
+                self._changed.wait(wait_s)
+                if self._is_over():
+                    return False
+            if self._is_over():
+                return False
+            unwanted, self._unwanted = self._unwanted, []
+            is_due = self._is_hurried or (bool(self._gathered) and self._gather_until() <= self._now())
+        if unwanted:
+            self._cancel(unwanted)
+        if is_due:
+            self._insert()
+        self._check_worker()
+        self._look()
+        return True
+
+    def _is_over(self) -> bool:
+        is_busy = self._gathered or self._pending or self._unwanted or self._inserts
+        return self._is_leaving or (self._is_shut and not is_busy)
+
+    def _gather_until(self) -> float:
+        return min(self._gathered_at + GATHER_S, self._last_at + QUIET_S)
+
+    def _due_at(self) -> float:
+        """Return when there is something to do, on the monotonic clock."""
+        if self._is_hurried or self._unwanted or self._is_over():
+            return 0.0
+        due = [self._now() + (CHECK_S if self._worker is not None else 60.0)]
+        if self._gathered:
+            due.append(self._gather_until())
+        if self._pending:
+            due.append(self._look_at)
+        if self._told:
+            due.append(self._told_look_at)
+        return min(due)
+
+    def _insert(self) -> None:
+        """Insert what was gathered."""
+        with self._inserting:
+            with self._changed:
+                gathered, self._gathered = self._gathered, {}
+                self.has_gathered = self._is_hurried = False
+            if not gathered:
+                return
+            try:
+                self._insert_now(gathered.keys(), [*gathered.values()])
+            except Exception as error:
+                for future in gathered:
+                    future.set_exception(error)
+
+    def _cancel(self, unwanted: Iterable[TaskFuture]) -> None:
+        """Cancel calls, as far as no worker holds them."""
+        ids = []
+        for future in unwanted:
+            with self._changed:
+                is_gathered = self._gathered.pop(future, self) is not self
+                self.has_gathered = bool(self._gathered)
+            if is_gathered:
+                future.was_cancelled()
+            elif future.ref is not None and future.ref.id in self._pending:
+                ids.append(future.ref.id)
+        if ids:
+            self._ask(lambda: self._queue.cancel(ids))
+            self._look_at = 0.0
+
+    def _look(self) -> None:
+        """Look at the tasks of which a worker has told, or at all, where that is due."""
+        now = self._now()
+        if self._told and now >= self._told_look_at:
+            with self._changed:
+                ids = [one for one in [*self._told][:LOOKS_AT_ONCE] if one in self._pending]
+                if not self._inserts:  # what is unknown is not this executor's, or its end was seen already
+                    pending = self._pending
+                    self._told = {one: at for one, at in self._told.items() if one in pending and now - at < TOLD_S}
+            has_found = self._look_for(ids)
+            after = self._now()
+            self._told_at = after if has_found else self._told_at
+            self._told_look_at = _next(now, after, self._told_at, TOLD_LOOK_S)
+        if self._pending and now >= self._look_at:
+            with self._changed:
+                ids = [*self._pending]
+            has_found, after = self._look_for(ids), self._now()
+            self._ended_at = after if has_found else self._ended_at
+            self._rested_at = after + (after - now) * (1 / LOOK_SHARE - 1)
+            self._look_at = _next(now, after, self._ended_at, LOOK_S)
+            if (
+                self._worker is not None and not self._missed
+            ):  # which tells of its tasks: a look at all is for those of others
+                self._look_at = max(self._look_at, after + LOOK_S[1])
+
+    def _look_for(self, ids: list[str]) -> bool:
+        """Look at tasks, and settle the futures of those that have ended. Return whether there was one."""
+        found = self._ask(lambda: self._queue.results_of(ids)) if ids else None
+        if found is None:
+            return False
+        now = self._now()
+        for one in ids:
+            if one in found:
+                self._missed.pop(one, None)
+            else:
+                self._missed.setdefault(one, now)
+        ended: list[tuple[str, Result | None]] = [
+            (one, result) for one, result in found.items() if result.state in _ENDED
+        ]
+        ended += [(one, None) for one, since in self._missed.items() if now - since >= MISSED_S]
+        for one, result in ended:
+            with self._changed:
+                self._told.pop(one, None)
+                self._missed.pop(one, None)
+                future = self._pending.pop(one, None)
+            if future is not None:
+                _settle(future, one, result)
+        self._deaths = 0 if ended else self._deaths
+        return bool(ended)
+
+    def _ask(self, act: Callable[[], Any]) -> Any:
+        """Ask the queue. Return None if its filesystem does not answer now. If the queue is gone, break."""
+        try:
+            return act()
+        except QueueNotFound as error:
+            self._break(error)
+        except FsqueueError as error:
+            logger.warning("an executor waits for its queue: %s", error)
+        return None
+
+    def _break(self, error: Exception) -> None:
+        """Take no more calls, and end those that have not ended with an error."""
+        with self._changed:
+            self._error = error
+            futures = [*self._gathered, *self._pending.values()]
+            ids = [*self._pending]
+            self._gathered, self._pending, self.has_gathered = {}, {}, False
+            self._told.clear()
+        with suppress(FsqueueError):
+            self._queue.cancel(ids)
+        for future in futures:
+            with suppress(concurrent.futures.InvalidStateError):
+                future.set_exception(error)
+
+    # -- the own worker ----------------------------------------------------------------------------------------------
+
+    def _check_worker(self) -> None:
+        """Start the own worker, or another one in the place of one that has ended. Break if that helps no more."""
+        if self._start_worker is None or self._error is not None:
+            return
+        how = ""
+        if self._worker is not None:
+            how = self._worker.ended()
+            if not how:
+                return
+            self._worker.finish()
+            self._deaths += 1
+        if self._deaths >= DEATHS_MAX:
+            self._break(
+                concurrent.futures.BrokenExecutor(
+                    f"The executor's own worker has ended {counted(self._deaths, 'time')} in a row, the last time so: "
+                    f"{how}. Calls that had not begun are cancelled. Look at what it has printed, mend the cause, and "
+                    "make another executor."
+                )
+            )
+            return
+        if how:
+            logger.warning("an executor's own worker has ended: %s. Another one is started", how)
+        try:
+            self._worker = self._start_worker(self._tell)
+        except OSError as error:
+            self._worker = None
+            self._break(concurrent.futures.BrokenExecutor(f"The executor's own worker could not be started: {error}."))
+
+    def _end_worker(self) -> None:
+        """End the own worker. Tasks that it is at may end, for some time."""
+        worker = self._worker
+        if worker is None:
+            return
+        worker.finish()
+        for patience_s, then in zip(PATIENCE_S, (worker.terminate, worker.kill, None), strict=True):
+            if self._is_leaving or worker.wait(patience_s) or then is None:
+                return
+            then()
+
+    # -- the end of the process --------------------------------------------------------------------------------------
+
+    def _in_child(self) -> None:
+        """In a forked child: end the futures with an error. The parent goes on with the calls."""
+        error = ForkedChild("the use of an executor")
+        futures = self._futures.living()
+        self._changed, self._inserting = threading.Condition(), threading.Lock()
+        self._gathered, self._pending, self._unwanted, self.has_gathered = {}, {}, [], False
+        self._told, self._is_shut, self._is_leaving = {}, True, True
+        self._error, self._thread, self._worker = error, None, None
+        for future in futures:
+            future.leave_to_parent(error)
+
+
+_ENDED = {COMPLETED, DEAD, CANCELLED}
+_live: WeakTable[PendingCalls, None] = WeakTable()
+
+
+def _leave_all() -> None:
+    """Let go of all executors at the end of this process."""
+    for calls in _live.living():
+        calls.leave()
+
+
+atexit.register(_leave_all)
+
+
+def _next(began: float, ended: float, since: float, bounds_s: tuple[float, float]) -> float:
+    """Return when to look again after a look, by the time that has passed without an end, and that the look took."""
+    pause_s = min(max(bounds_s[0], (ended - since) * LATE), bounds_s[1])
+    return ended + max(pause_s, (ended - began) * (1 / LOOK_SHARE - 1))
+
+
+def _settle(future: TaskFuture, task_id: str, result: Result | None) -> None:
+    """End a future as its task has ended."""
+    if result is None:
+        future.set_exception(
+            TaskNotFound(
+                f"Nothing is known of the task {task_id} any more: its queue was purged, it was retried as another "
+                "task, or its history was removed. It has no result here."
+            )
+        )
+    elif result.state == COMPLETED:
+        future.set_result(result.result)
+    elif result.state == CANCELLED:
+        future.was_cancelled()
+    else:
+        future.set_exception(
+            TaskFailed(f"The call was given up after {counted(result.attempts, 'attempt')}: {result.error}", result)
+        )

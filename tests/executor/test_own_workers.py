@@ -1,0 +1,298 @@
+"""Executors with workers of their own: real processes, which are killed, as their driver is, or forks."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import functools
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fsqueue
+from fsqueue import Executor, ForkedChild, InvalidArgument, Queue, QueueNotFound, TaskFailed
+from fsqueue.worker import started_worker
+from tests.concurrency.processes import together
+from tests.executor import called
+from tests.house.source import TOP
+from tests.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "q", durability="none", max_attempts=10, backoff_s=(0.01, 0.01))
+
+
+def own_worker(executor: Executor) -> int:
+    worker = executor._calls._worker
+    assert worker is not None
+    return worker.pid
+
+
+def is_there(pid: int) -> bool:
+    """Return whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_own_worker_calls_what_has_a_name_and_nothing_is_left_of_it(queue: Queue, tmp_path: Path) -> None:
+    with Executor(str(queue.path), workers=2) as executor:
+        assert [*executor.map(math.hypot, range(50), range(50))] == [math.hypot(one, one) for one in range(50)]
+        assert [*executor.map(called.kind, [(1, 2), [1], {1: 2}, "a"])] == ["tuple", "list", "dict", "str"]
+        assert executor.submit(called.pair, 1).result(PATIENCE_S) == [1, {"of": [1]}]
+        assert executor.submit(called.add, 1, other=2).result(PATIENCE_S) == 3
+        assert executor.submit(called.once_more, str(tmp_path / "once")).result(PATIENCE_S) == "repeated"
+        error = executor.submit(called.raises, "of the function").exception(PATIENCE_S)
+        assert isinstance(error, TaskFailed)
+        assert "ValueError: of the function" in str(error)
+        assert "called.py" in str(error), "it has the traceback of the worker"
+        assert "after 1 attempt" in str(error)
+        error = executor.submit(called.unkept, 1).exception(PATIENCE_S)
+        assert isinstance(error, TaskFailed)
+        assert "cannot be kept" in str(error)
+        worker, child = own_worker(executor), executor.submit(called.process).result(PATIENCE_S)
+        assert worker != child
+    until(lambda: not is_there(worker) and not is_there(child), "the end of the worker")
+
+
+def test_a_payload_calls_nothing_that_the_driver_has_not_named(queue: Queue) -> None:
+    with Executor(queue, workers=1) as executor:
+        assert executor.submit(called.add, 1, 2).result(PATIENCE_S) == 3
+        ref = queue.insert({"call": "os:getpid"})
+        with pytest.raises(TaskFailed, match="was given no function of the call's name"):
+            ref.result(PATIENCE_S)
+        with pytest.raises(TaskFailed, match="is no call of a function"):
+            queue.insert({"os": "getpid"}).result(PATIENCE_S)
+
+
+def test_workers_and_their_children_that_are_killed_lose_no_call_and_double_no_result(
+    queue: Queue, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    killed: list[int] = []
+    with Executor(queue, workers=2) as executor:
+        futures = [executor.submit(called.note, str(notes), number) for number in range(400)]
+        coming = cf.as_completed(futures, PATIENCE_S)
+        for turn in range(5):
+            for _ in range(40):
+                next(coming)
+            pid = own_worker(executor) if turn % 2 else int(max(notes.iterdir(), key=os.path.getmtime).suffix[1:])
+            if is_there(pid):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+        assert not cf.wait(futures, PATIENCE_S).not_done
+        assert [future.result() for future in futures] == [number * number for number in range(400)]
+    assert len(killed) >= 3
+    executed = Counter(int(path.stem) for path in notes.iterdir())
+    assert executed.keys() == {*range(400)}
+    assert queue.status().completed == 400
+
+
+def test_a_call_whose_process_dies_is_repeated(queue: Queue, tmp_path: Path) -> None:
+    with Executor(queue, workers=1) as executor:
+        assert executor.submit(called.die_once, str(tmp_path / "once")).result(PATIENCE_S) == "lives"
+
+
+def test_a_call_that_always_kills_its_process_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", max_attempts=2, backoff_s=(0.01, 0.01))
+    with Executor(queue, workers=1) as executor:
+        error = executor.submit(os.abort).exception(PATIENCE_S)
+        assert isinstance(error, TaskFailed)
+        assert "after 2 attempts" in str(error)
+        assert "SIGABRT" in str(error)
+        assert executor.submit(called.add, 1, 2).result(PATIENCE_S) == 3
+
+
+def test_an_executor_whose_worker_cannot_live_is_broken(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(started_worker, "python", lambda module: [sys.executable, "-c", "raise SystemExit(3)"])
+    with Executor(queue, workers=1) as executor:
+        futures = [executor.submit(called.add, 1, number) for number in range(3)]
+        for future in futures:
+            with pytest.raises(cf.BrokenExecutor, match=r"has ended 3 times in a row, the last time so: .*3"):
+                future.result(PATIENCE_S)
+        with pytest.raises(cf.BrokenExecutor):
+            executor.submit(called.add, 1, 2)
+    assert queue.status().remaining == 0
+
+
+def test_a_queue_that_is_deleted_ends_the_futures(queue: Queue) -> None:
+    with Executor(queue) as executor:
+        future = executor.submit(called.same, 1)
+        until(lambda: future.ref, "the insert")
+        Queue(queue.path).delete()
+        with pytest.raises(QueueNotFound):
+            future.result(PATIENCE_S)
+
+
+def test_a_purge_ends_the_futures(queue: Queue) -> None:
+    with Executor(queue) as executor:
+        future = executor.submit(called.same, 1)
+        until(lambda: future.ref, "the insert")
+        Queue(queue.path).purge()
+        with pytest.raises(fsqueue.TaskNotFound, match="purged"):
+            future.result(PATIENCE_S)
+
+
+# -- the driver -----------------------------------------------------------------------------------------------
+
+DRIVER = """
+import sys, fsqueue
+from tests.executor import called
+executor = fsqueue.Executor(sys.argv[1], workers=int(sys.argv[3]))
+futures = [executor.submit(called.wait_for, sys.argv[2]) for _ in range(3)]
+if int(sys.argv[3]):
+    from pathlib import Path
+    from tests.waiting import until
+    until(lambda: Path(sys.argv[2] + ".begun").exists(), "the first task")
+    print(executor._calls._worker.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def driver(queue: Queue, file: Path, workers: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(queue.path), str(file), str(workers)],
+        cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def no_driver_left() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_driver_that_is_killed_leaves_its_tasks_and_a_worker_that_ends(
+    queue: Queue, tmp_path: Path, no_driver_left: list[subprocess.Popen[str]]
+) -> None:
+    process, file = driver(queue, tmp_path / "file", 1), tmp_path / "file"
+    no_driver_left.append(process)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    assert is_there(worker), "it is at a task"
+    file.touch()
+    until(lambda: not is_there(worker), "the end of the worker")
+    status = queue.status()
+    assert status.completed >= 1
+    assert status.completed + status.waiting == 3, "what it had not begun is put back"
+    with Executor(queue, workers=1) as executor:  # which has the function
+        assert executor.submit(called.wait_for, str(file)).result(PATIENCE_S) == "waited"
+        queue.wait(PATIENCE_S)
+    assert queue.status().completed == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_driver_that_ends_without_a_shutdown_does_not_wait(
+    queue: Queue, tmp_path: Path, workers: int, no_driver_left: list[subprocess.Popen[str]]
+) -> None:
+    process, file = driver(queue, tmp_path / "file", workers), tmp_path / "file"
+    no_driver_left.append(process)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    worker = int(process.stdout.readline()) if workers else 0
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+    assert queue.status().remaining == 3, "what was gathered is inserted"
+    file.touch()
+    if workers:  # it may have inherited the standard output
+        until(lambda: not is_there(worker), "the end of the worker")
+
+
+def test_a_forked_child_is_told_that_the_calls_are_its_parent_s(queue: Queue) -> None:
+    executor = Executor(queue, workers=1)
+    told: list[Any] = []
+    futures = [executor.submit(called.add, number, 1) for number in range(3)]
+    futures[0].add_done_callback(lambda future: told.append(os.getpid()))
+
+    def child() -> int:
+        left = 0
+        for number, future in enumerate(futures):
+            if isinstance(future.exception(PATIENCE_S), ForkedChild):
+                left += 1
+            else:
+                assert future.result(0) == number + 1
+        with pytest.raises(ForkedChild):
+            executor.submit(called.add, 1, 1)
+        executor.shutdown()
+        return left
+
+    assert together((child,)) == [3], "the worker has not begun so soon"
+    assert [future.result(PATIENCE_S) for future in futures] == [1, 2, 3]
+    assert executor.submit(called.add, 5, 1).result(PATIENCE_S) == 6
+    worker = own_worker(executor)
+    executor.shutdown()
+    assert not is_there(worker)
+    assert told == [os.getpid()]
+
+
+# -- names ----------------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_no_worker_can_import_is_refused_with_what_to_do(queue: Queue) -> None:
+    def within() -> None: ...
+
+    executor = Executor(queue, workers=1)
+    for function, says in (
+        (lambda: 1, "Define it with 'def' at the top of a module"),
+        (within, "Define it with 'def' at the top of a module"),
+        (functools.partial(called.add, 1), "Give the function itself, and its arguments"),
+        (called.Tool().method, "Give a function at the top of a module"),
+        (called.in_a_loop, "calls asyncio.run"),
+        (called.generator, "Let it return a list"),
+        (5, "calls functions"),
+    ):
+        for act in (executor.submit, executor.map):
+            with pytest.raises(InvalidArgument, match=says):
+                act(function)  # type: ignore[arg-type]
+    executor.shutdown()
+    assert queue.status().inserted == 0
+
+
+def test_a_function_of_the_script_is_refused_with_what_to_do(queue: Queue) -> None:
+    script = """
+import sys, fsqueue
+def own(): pass
+with fsqueue.Executor(sys.argv[1], workers=1) as executor:
+    try:
+        executor.submit(own)
+    except fsqueue.InvalidArgument as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(queue.path)], capture_output=True, text=True, check=True, cwd=TOP
+    )
+    assert "which no worker can import. Move it into a module" in done.stdout
+
+
+def test_without_own_workers_a_function_is_registered(queue: Queue) -> None:
+    with Executor(queue) as executor, pytest.raises(InvalidArgument, match=r"--load tests.executor.called.*workers=N"):
+        executor.submit(called.kind, 1)
+
+
+def test_what_an_executor_cannot_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound):
+        Executor(tmp_path / "none")
+    unkept = Queue.create(tmp_path / "unkept", keep_history=False)
+    with pytest.raises(InvalidArgument, match="keeps no history"):
+        Executor(unkept)
+    queue = Queue.create(tmp_path / "q")
+    for workers in (-1, "2", 1.5, True):
+        with pytest.raises(InvalidArgument, match="workers"):
+            Executor(queue, workers=workers)  # type: ignore[arg-type]
