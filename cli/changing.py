@@ -22,6 +22,11 @@ ASKED_MAX = 100
 """Of how many tasks that were not changed the command asks for the state: each costs a look."""
 
 
+def _priority(ctx: click.Context, param: click.Parameter, given: str | None) -> str | int | None:
+    """Return the priority that is meant. The option is a text, as `insert --priority`, which names a field, is one."""
+    return None if given is None else PRIORITY.convert(given, param, ctx)
+
+
 @click.command(
     epilog=example(
         """fsqueue change Q 0193f0c2a4b97c31a2d5e8f001234567.12 --priority 1
@@ -32,7 +37,7 @@ fsqueue change Q nightly-report --delay 0               # the task with this key
 @queue_argument
 @click.argument("tasks", metavar="[TASK|KEY]...", nargs=-1)
 @where_option
-@click.option("--priority", metavar="PRIORITY", type=PRIORITY,
+@click.option("--priority", metavar="PRIORITY", callback=_priority,
               help="The new priority: smaller ones come first. 5 is a number, '\"5\"' a text.")  # fmt: skip
 @click.option("--no-priority", is_flag=True, help="Take the priority away: such tasks come last.")
 @click.option("--delay", "delay_s", type=DURATION, help="How long from now until they are available. 0: at once.")
