@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -282,6 +283,42 @@ def test_options_of_run_mean_the_same_here() -> None:
     others = {"queue", "null"}
     assert ours.keys() - theirs.keys() == others
     assert isinstance(mapping.map_, click.Command)
+
+
+DIES = """
+import os, sys
+import fsqueue.commit
+from fsqueue_cli.entry import main
+
+def dying(holder, name):
+    real = getattr(holder, name)
+    def then_dies(*arguments, **more):
+        real(*arguments, **more)
+        os._exit(9)
+    setattr(holder, name, then_dies)
+
+dying({holder}, {name!r})
+sys.argv = ["fsqueue", "map", "--", "true", "{{}}", ":::", "a", "b"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "inserted"),
+    [("fsqueue.Queue", "create", 0), ("fsqueue.commit.Commit", "stage", 0), ("fsqueue.commit.Commit", "publish", 2)],
+)
+def test_a_crash_leaves_all_arguments_or_none(fsqueue_cli: Run, holder: str, name: str, inserted: int) -> None:
+    """docs/decisions/0072-help-and-map.md has the table."""
+    code = DIES.format(holder=holder, name=name)
+    died = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S)
+    assert died.returncode == 9, died.stderr
+    assert Queue(FIRST).status().inserted == inserted
+    fsqueue_cli("map", "--", "true", "{}", ":::", "c")
+    assert payloads("fsqueue-map-2") == ["c"]
+    fsqueue_cli("run", FIRST, "--", "true", "{}")
+    assert payloads(FIRST) == ["a", "b"][:inserted]
+    fsqueue_cli("gc", FIRST)
+    assert Queue(FIRST).status().inserted == inserted
 
 
 # -- docs/from-parallel.md ----------------------------------------------------------------------------------------

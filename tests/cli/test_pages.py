@@ -111,6 +111,15 @@ def a_filequeue(typed: Typed, block: Block) -> None:
             files.add([["downsampling", "downsample"], [[n, n, n]], {"mip": 2}, -1])
 
 
+def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
+    """docs/cheat-sheet.md submits jobs for tasks that wait, looks at a drained queue, and cancels what waits."""
+    if block.section in ("On a cluster", "Again, or not"):
+        Queue(typed.home / "Q").insert_many([{"tile": 7}, {"tile": 8}])
+    if block.section == "Look":
+        queue = Queue(typed.home / "Q")
+        queue.complete(queue.lease(100))
+
+
 PLANS = {
     "README.md": Plan(
         instead={"seq 1 1000": "seq 1 20", "1_000_000": "1_000", "completed=1000000": "completed=1000"},
@@ -140,6 +149,25 @@ PLANS = {
             "bin/convert": '#!/bin/sh\n[ "$2 $3" = "-resize 50%" ] && cp "$1" "$4"\n',
             "render": '#!/bin/sh\n[ "$1 $3" = "--tile --out" ] && echo "$2" >"$4"\n',
         },
+    ),
+    "docs/cheat-sheet.md": Plan(
+        instead={
+            "Q TASK": "Q $(fsqueue ls Q --state completed --limit 1 --json | grep -om1 '01[0-9a-f]*\\.[0-9]*')",
+            "fsqueue run Q -j 2 --gpus": "CUDA_VISIBLE_DEVICES=0,1 fsqueue run Q -j 2 --gpus",
+        },
+        files={
+            "process": "#!/bin/sh\n",
+            "fetch": '#!/bin/sh\necho "$1"\n',
+            "a.txt": "1\n",
+            "b c.txt": "2\n",
+            "in/a.txt": "text\n",
+            "sweep.csv": "input,tile\nin/a.txt,1\n",
+            "tasks.jsonl": '{"tile": 7, "input": "in/a.txt"}\n{"tile": 8, "input": "in/b.txt"}\n',
+            "tiles.py": "def render(payload):\n    return payload\n",
+            "bin/sbatch": SBATCH,
+        },
+        before=tasks_for_the_cheat_sheet,
+        before_each={"Work": "fsqueue insert Q tasks.jsonl"},
     ),
     "docs/from-parallel.md": Plan(files={"a.log": "one\n", "b c.log": "two\n", "a.txt": "a", "b.txt": "b"}),
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
