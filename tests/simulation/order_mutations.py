@@ -275,7 +275,7 @@ MUTATIONS = [
                 "locked.log.write(movements.change(at, free, versions, available_at, values.priority))",
                 """
                 locked.log.write(movements.change(at, free, versions, available_at, values.priority))
-                _promise(locked, values.rank, first, at)
+                promise(locked, values.rank, first, at)
                 """,
             ),
         ),
