@@ -8,13 +8,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from fsqueue.format import names, slots
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.slots import FREE, RECORD_BYTES, LeaseSlot
 from fsqueue.format.task_states import LEASED
+from fsqueue.interruptions import suppress
 from fsqueue.storage import journals, listing
 from fsqueue.storage.journals import IN_PLACE, Journal
 from fsqueue.storage.locked_batch import BatchGone, LockedBatch
