@@ -31,6 +31,7 @@ from fsqueue import (
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.names import parse_task_id
+from fsqueue.protocol import finishing
 from fsqueue.storage import history, queue_file
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
@@ -744,6 +745,27 @@ def test_looking_reads_the_history_only_of_shards_in_which_a_task_has_ended(
     assert [one.result for one in found.values() if one.state == "completed"] == [7]
     [day] = history.days(q.store)
     assert {*read} == {q.store.layout.history(day, q.store.layout.shard(parse_task_id(tasks[0].id)[0]))}
+
+
+@pytest.mark.parametrize("keep_history", [True, False])
+def test_a_task_whose_letter_is_not_written_yet_is_dead_and_not_unknown(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, keep_history: bool
+) -> None:
+    """Its log has the end of the task before the letter is there."""
+    q = queue_factory(keep_history=keep_history, batch_tasks_max=3)
+    refs, seen = [q.insert(number) for number in range(3)], list[Any]()
+    write = finishing.bury
+
+    def looking(*args: Any) -> None:
+        seen.append(Queue(q.path).results_of(refs))
+        write(*args)
+
+    monkeypatch.setattr(finishing, "bury", looking)
+    q.lease()[0].bury("broken")
+    assert [(one.state, one.error) for one in seen[0].values()][-1] == ("dead", "broken")
+    assert sorted(one.state for one in seen[0].values()) == ["dead", "waiting", "waiting"]
+    q.retry_dead()
+    assert sorted(one.state for one in q.results_of(refs).values()) == ["waiting", "waiting"]
 
 
 def test_a_reference_is_small_and_waits_for_nothing_that_is_not_kept(queue_factory: QueueFactory) -> None:

@@ -721,9 +721,13 @@ def partly_done(store: Store, only: Iterable[Batch] | None = None) -> Iterator[f
 
     None of a queue that forgets such tasks at once. `only`: these batches, whose logs are opened by their names.
     """
-    if not store.settings.keep_history:
-        return
-    for batch in listing.with_logs(store) if only is None else only:
+    if store.settings.keep_history:
+        yield from with_outcomes(store, listing.with_logs(store) if only is None else only)
+
+
+def with_outcomes(store: Store, batches: Iterable[Batch]) -> Iterator[finished.FinishedBatch]:
+    """Yield those of these batches that have a log in which a task has an outcome, each with its whole log."""
+    for batch in batches:
         found = _read_whole(store, batch)
         if any(found.replay_state.done):
             yield found
@@ -750,6 +754,13 @@ def _of_finished(store: Store, found: finished.FinishedBatch) -> Iterator[TaskIn
 def cancelled_of(store: Store, found: finished.FinishedBatch) -> Iterator[TaskInfo]:
     """Yield the cancelled tasks of a batch of which every record is known."""
     return (info for info in _of_finished(store, found) if info.state == IS_CANCELLED)
+
+
+def buried_of(store: Store, found: finished.FinishedBatch) -> Iterator[TaskInfo]:
+    """Yield the tasks of a batch that were given up, by its records. Their letters may not be written yet."""
+    if not found.replay_state.done[DEAD]:
+        return iter(())
+    return (info for info in _of_finished(store, found) if info.state == IS_DEAD)
 
 
 def _info(

@@ -87,7 +87,8 @@ def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
 
     What has no outcome is looked for first, then the logs, then the history, then the dead letters, each only of the
     batches of which a task is still missing. So a task that ends meanwhile is in one of them. A letter has the payload,
-    which the log of a batch may not have any more.
+    which the log of a batch may not have any more. Where a task was given up just now, the log has that, and its letter
+    is not written yet.
     """
     store.verify()
     wanted: dict[Batch, set[int]] = {}
@@ -107,13 +108,18 @@ def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
 
     for batch, indices in [*wanted.items()]:
         take(info.as_result() for info in inspection.unfinished(store, batch, indices).values())
-    if store.settings.keep_history:
-        for at_work in inspection.partly_done(store, only=[*wanted]):
+    buried: list[Result] = []
+    keeps_history = store.settings.keep_history
+    for at_work in inspection.with_outcomes(store, [*wanted]):
+        if keeps_history:
             take(_ended(store, at_work))
-        for ended in finished.batches(store, only=[*wanted]):
-            take(_ended(store, ended))
+        buried += (info.as_result() for info in inspection.buried_of(store, at_work))
+    for ended in finished.batches(store, only=[*wanted]) if keeps_history else ():
+        take(_ended(store, ended))
     for shard in sorted({store.layout.shard(batch) for batch in wanted}):
         take(letter.as_result() for letter in deadletters.letters(store, shard))
+    if wanted:
+        take(result for result in buried if deadletters.settled_as(store, result.id) is None)
     return found
 
 
