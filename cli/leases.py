@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,6 +15,7 @@ import click
 
 import fsqueue
 from fsqueue.format import user_json, wording
+from fsqueue.protocol import parcels
 from fsqueue.views import outcomes
 
 from . import process
@@ -36,7 +39,7 @@ from .common import (
 )
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
-from .printing import complain, print_done, print_json, say
+from .printing import complain, hint, print_done, print_json, quoted, say
 from .targets import Targets, is_address, one_queue, state_of, unknown_in, why_lost
 
 if TYPE_CHECKING:
@@ -417,7 +420,12 @@ def release_all(
 
     Q may be a group: then of all its queues. A worker that is still at such a task loses its lease, and the task runs
     again. No attempt is charged. On a terminal, the command asks first.
+
+    Tasks that 'fsqueue mv' holds stay: DST may have them. Repeat that mv. If DST is gone for good, --worker 'mv to DST'
+    gives them back.
     """
+    if worker is not None and worker.startswith(parcels.MOVES) and "://" not in worker:
+        worker = parcels.MOVES + os.path.abspath(worker.removeprefix(parcels.MOVES))
     given = {"worker": worker, "host": host, "job": job}
     only = {name: value for name, value in given.items() if value is not None}
     chosen = [f"{name} {value}" for name, value in only.items()]
@@ -432,7 +440,21 @@ def release_all(
         with target as q:
             ends: Callable[..., int] = partial(q.release_all, offline=True) if offline else q.release_all  # type: ignore[call-arg]
             target.print_count("released", ends(**only))
+            if worker is None and isinstance(q, fsqueue.Queue):
+                _say_what_moves(q)
     targets.end()
+
+
+def _say_what_moves(q: fsqueue.Queue) -> None:
+    """Say how to go on with tasks that a move holds."""
+    held = Counter[str]()
+    for parcel in parcels.held(q.store):
+        held[parcel.to.path] += len(parcel.tasks)
+    for path, tasks in sorted(held.items()):
+        hint(
+            f"{wording.counted(tasks, 'task')} left alone, on the way to {path}. To go on: fsqueue mv "
+            f"{quoted(path_of(q))} {quoted(path)}"
+        )
 
 
 @click.command(

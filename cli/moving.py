@@ -53,6 +53,8 @@ def mv(source: str, target: str, conditions: tuple[Condition, ...], drop_keys: b
     Elsewhere tasks with keys stay, unless --drop-keys is given: nothing at DST would tell a repeated move from a new
     task once the first one was done.
 
+    Tasks that are held for DST since a command that was killed are moved first, whatever --where says.
+
     Exit code 3: none was moved.
     """
     for one in (source, target):
@@ -61,7 +63,7 @@ def mv(source: str, target: str, conditions: tuple[Condition, ...], drop_keys: b
                 f"{one} is an address, and mv takes paths. Nothing was done. 'fsqueue export' and 'fsqueue import' "
                 "take addresses; 'fsqueue cancel' ends the tasks at the source."
             )
-    with queue_at(source) as src, queue_at(target) as dst:
+    with queue_at(source) as src, _target_at(target, src) as dst:
         refuse_one(src, dst)
         mover = Mover(src, dst, conditions, drop_keys)
         with Bar("mv", " tasks") as progress:
@@ -78,6 +80,31 @@ def mv(source: str, target: str, conditions: tuple[Condition, ...], drop_keys: b
         mover.say_what_stays()
     if not mover.moved:
         raise click.exceptions.Exit(NOTHING_EXIT)
+
+
+def _target_at(path: str, src: fsqueue.Queue) -> fsqueue.Queue:
+    """Return DST. QueueNotFound says what to do about tasks that are held for it."""
+    try:
+        return queue_at(path)
+    except fsqueue.QueueNotFound as error:
+        if lost := _held_for(src, os.path.abspath(path)):
+            raise fsqueue.QueueNotFound(f"{error} {_about_lost(src, lost, 'was deleted')}") from error
+        raise
+
+
+def _held_for(src: fsqueue.Queue, path: str) -> list[Parcel]:
+    """Return the parcels that are held for the queue at a path."""
+    return [parcel for parcel in parcels.held(src.store) if parcel.to.path == path]
+
+
+def _about_lost(src: fsqueue.Queue, lost: list[Parcel], what: str) -> str:
+    """Return what to do about tasks whose destination is not there any more."""
+    tasks, to = sum(len(parcel.tasks) for parcel in lost), lost[0].to
+    return (
+        f"{to.path} {what} while {wording.counted(tasks, 'task')} of {path_of(src)} {'was' if tasks == 1 else 'were'} "
+        "on the way there, and nobody can tell whether it had them. They are held at the source. To have them done "
+        f"there: fsqueue release-all {quoted(path_of(src))} --worker {quoted(to.title)}"
+    )
 
 
 class Mover:
@@ -97,6 +124,8 @@ class Mover:
         self.has_begun = False
         """Whether anything may be held at SRC, or was moved."""
         self._total: int | None = None
+        self._others: set[str] = set()
+        """The paths of other queues to which tasks are on their way."""
 
     def run(self) -> None:
         """Move what is to be moved. Errors: what was moved by then is moved."""
@@ -119,7 +148,7 @@ class Mover:
         """Return what names DST. A queue of a group comes into being."""
         self.dst.commit("mv")
         self.dst.store.refresh(now=True)
-        return Destination(self.dst.id, self.dst.generation, f"mv to {path_of(self.dst)}"[:TITLE_CHARS_MAX])
+        return Destination(self.dst.id, self.dst.generation, f"{parcels.MOVES}{path_of(self.dst)}"[:TITLE_CHARS_MAX])
 
     def _common_group(self) -> fsqueue.Group | None:
         """Return the group that both queues are in."""
@@ -136,6 +165,8 @@ class Mover:
                 continue
             if task.state == "leased":
                 is_moved = type((task.worker or {}).get("move")) is dict
+                if is_moved:
+                    self._others.add(str((task.worker or {}).get("name")).removeprefix(parcels.MOVES))
                 self.elsewhere += is_moved
                 self.leased += not is_moved
             elif task.key is not None and not with_keys and not self._drop_keys:
@@ -147,17 +178,15 @@ class Mover:
 
     def _go_on_with(self, to: Destination) -> None:
         """Finish the parcels that are on their way to DST since an earlier call, or by another one."""
-        strays, title = 0, ""
+        lost = []
         for parcel in parcels.held(self.src.store):
-            if parcel.to.id == to.id and not self._deliver(parcel, parcel.to.generation != to.generation):
-                strays, title = strays + len(parcel.tasks), parcel.to.title
-        if strays:
-            raise fsqueue.QueuePurged(
-                f"{path_of(self.dst)} was purged while {wording.counted(strays, 'task')} of {path_of(self.src)} "
-                f"{'was' if strays == 1 else 'were'} on the way there, and nobody can tell whether it had them. They "
-                f"are held at the source. To have them done there: fsqueue release-all {quoted(path_of(self.src))} "
-                f"--worker {quoted(title)}"
-            )
+            if parcel.to.id == to.id:
+                if not self._deliver(parcel, parcel.to.generation != to.generation):
+                    lost.append(parcel)
+            elif parcel.to.title == to.title:
+                lost.append(parcel)
+        if lost:
+            raise fsqueue.QueuePurged(_about_lost(self.src, lost, "was purged, or deleted and made anew,"))
 
     def _by_parcels(self, to: Destination, wanted: Iterable[fsqueue.TaskInfo]) -> None:
         host = socket.gethostname()
@@ -250,10 +279,15 @@ class Mover:
         """Say what was moved before an error, and what to do."""
         if not self.has_begun and not self.moved:
             return
-        complain(
-            f"{wording.counted(self.moved, 'task')} moved so far. Repeat the command: it goes on, and tasks that are "
-            f"on the way stay held at {path_of(self.src)} until then"
+        held = 0
+        with suppress(fsqueue.FsqueueError, OSError):  # the error that is raised says what is wrong
+            held = sum(len(parcel.tasks) for parcel in _held_for(self.src, path_of(self.dst)))
+        stay = (
+            f"{wording.counted(held, 'task')} of {path_of(self.src)} {'is' if held == 1 else 'are'} held until then"
+            if held
+            else f"all others are at {path_of(self.src)} as before, and --where can leave out those that cannot move"
         )
+        complain(f"{wording.counted(self.moved, 'task')} moved so far. To go on, repeat the command: {stay}")
 
     def say_what_stays(self) -> None:
         """Say of which tasks none were moved, and why."""
@@ -272,7 +306,5 @@ class Mover:
         if self.merged:
             hint(f"{wording.counted(self.merged, 'task')} had keys that {path_of(self.dst)} had: those there stay")
         if self.elsewhere:
-            hint(
-                f"{wording.counted(self.elsewhere, 'task')} stayed, on the way to another queue. 'fsqueue workers "
-                f"{quoted(path_of(self.src))}' names it: repeat that move"
-            )
+            again = "; ".join(f"fsqueue mv {quoted(path_of(self.src))} {quoted(one)}" for one in sorted(self._others))
+            hint(f"{wording.counted(self.elsewhere, 'task')} stayed, on the way to another queue. To go on: {again}")

@@ -604,10 +604,15 @@ def _reap_later(reap: Callable[[], object]) -> None:
 def release_all(
     store: Store, worker: str | None, host: str | None, slurm_job: str | None, job: str | None, offline: bool
 ) -> int:
-    """End the leases of matching workers: on a host or Slurm's node, in a job or an element of an array of jobs."""
+    """End the leases of matching workers: on a host or Slurm's node, in a job or an element of an array of jobs.
+
+    Tasks that move to another queue are left alone, unless `worker` names that move: the other queue may have them.
+    """
 
     def chosen(replay_state: ReplayState, index: int) -> bool:
         holder = replay_state.holder[index]
+        if holder is not None and holder.move is not None and worker is None:
+            return False
         info = (holder.worker if holder is not None else None) or {}
         return (
             (worker is None or str(info.get("name")) == worker)

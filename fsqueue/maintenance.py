@@ -137,8 +137,9 @@ class Maintenance:
 
         `job` is a job of Slurm, PBS, LSF, Grid Engine or HTCondor, or an element of an array, as their commands call
         it. `slurm_job` is a job of Slurm alone. The ended attempts do not count. A worker that still works on such a
-        task gets LeaseLost. To end all leases, leave all names out. None and "" are refused: they often come from a
-        variable that was never set.
+        task gets LeaseLost. To end all leases, leave all names out; those of a move to another queue (`fsqueue mv`)
+        end only if `worker` names it, since that queue may have the tasks. None and "" are refused: they often come
+        from a variable that was never set.
 
         Set `offline` if no process works on the queue: then a locked batch raises LockTimeout at once.
         """

@@ -24,6 +24,8 @@ from fsqueue.storage.store import Store
 
 HELD_MS = 100 * 365 * 86_400_000
 """How long the lease of a parcel lasts: a hundred years."""
+MOVES = "mv to "
+"""What the name of such a holder begins with; the path of the other queue follows."""
 T = TypeVar("T")
 
 
@@ -33,6 +35,11 @@ class Destination(NamedTuple):
     id: str
     generation: int
     title: str
+
+    @property
+    def path(self) -> str:
+        """Return the path of that queue, as the holder's name has it."""
+        return self.title.removeprefix(MOVES)
 
 
 class Parcel(NamedTuple):

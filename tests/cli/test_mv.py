@@ -235,6 +235,62 @@ def test_a_target_that_was_purged_meanwhile(tmp_path: Path, clock: ManualClock, 
     assert found(pair.queue("dst")) == ALL
 
 
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_a_target_that_was_deleted_meanwhile(
+    tmp_path: Path, fsqueue_cli: Run, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
+) -> None:
+    pair = Pair(tmp_path / "home", ManualClock(time.time()), False)
+    hold_all(pair)
+    pair.queue("dst").delete(foreground=True)
+    code = fsqueue.QueueNotFound.exit_code
+    if is_made_anew:
+        Queue.create(pair.home / "dst")
+        code = fsqueue.QueuePurged.exit_code
+    src, dst = (str(pair.home / name) for name in ("src", "dst"))
+    refused = fsqueue_cli("mv", src, dst, code=code)
+    assert "5 tasks" in refused.stderr
+    assert f"release-all {src} --worker 'mv to {dst}'" in refused.stderr
+    assert found(pair.queue("src"), "waiting", "delayed") == Counter()
+    monkeypatch.chdir(pair.home)
+    assert fsqueue_cli("release-all", "src", "--worker", "mv to dst", "--yes").stdout == "5\n"
+    assert found(pair.queue("src"), "waiting", "delayed") == ALL
+
+
+@pytest.mark.parametrize("options", [[], ["--host", "host"], ["--host", "host", "--offline"]])
+def test_leases_of_a_move_are_not_released_with_others(tmp_path: Path, fsqueue_cli: Run, options: list[str]) -> None:
+    """The target may have the tasks: they would be done at both queues."""
+    pair = Pair(tmp_path / "home", ManualClock(time.time()), False)
+    hold_all(pair)
+    src, dst = (str(pair.home / name) for name in ("src", "dst"))
+    done = fsqueue_cli("release-all", src, *options, "--yes")
+    assert done.stdout == ("0\n" if options else "1\n")
+    assert f"5 tasks left alone, on the way to {dst}. To go on: fsqueue mv {src} {dst}" in done.stderr
+    fsqueue_cli("mv", src, dst)
+    assert {1, 2, 3, 5} <= {task.payload for task in pair.queue("dst").tasks()}
+
+
+def test_after_an_error_a_move_says_what_is_held_and_what_is_not(
+    tmp_path: Path, fsqueue_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, dst = Queue.create(tmp_path / "src"), Queue.create(tmp_path / "dst", task_bytes_max=1_000)
+    src.insert_many(["x" * 2_000, "y"], batch_tasks=2)
+    refused = fsqueue_cli("mv", src.path, dst.path, code=fsqueue.TaskTooLarge.exit_code)
+    assert "all others are at" in refused.stderr
+    assert "--where can leave out those that cannot move" in refused.stderr
+    assert src.status().waiting == 2
+    end = parcels.end
+
+    def fails(*args: Any) -> int:
+        raise fsqueue.StorageError("It failed.")
+
+    monkeypatch.setattr(parcels, "end", fails)
+    refused = fsqueue_cli("mv", src.path, dst.path, "--where", "payload=y", code=fsqueue.StorageError.exit_code)
+    assert f"1 task of {src.path} is held until then" in refused.stderr
+    monkeypatch.setattr(parcels, "end", end)
+    assert fsqueue_cli("mv", src.path, dst.path, "--where", "payload=y").stdout == "1\n"
+    assert dst.status().waiting == 1
+
+
 def test_a_target_that_had_the_parcel_and_another_target(tmp_path: Path, clock: ManualClock, fsqueue_cli: Run) -> None:
     pair = Pair(tmp_path / "home", clock, False)
     hold_all(pair)
@@ -242,7 +298,7 @@ def test_a_target_that_had_the_parcel_and_another_target(tmp_path: Path, clock: 
     src, dst = (str(pair.home / name) for name in ("src", "dst"))
     done = fsqueue_cli("mv", src, other.path, "--json", code=3)
     assert json.loads(done.stdout) == {"moved": 0, "leased": 1, "keyed": 0, "merged": 0, "elsewhere": 5, "returned": 0}
-    assert "on the way to another queue" in done.stderr
+    assert f"To go on: fsqueue mv {src} {dst}" in done.stderr
     assert f"mv to {dst}" in fsqueue_cli("workers", src, "--json").stdout
     assert fsqueue_cli("mv", src, dst).stdout == "5\n"
     check_moved(pair)
