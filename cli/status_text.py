@@ -150,8 +150,8 @@ def limited(look: Look) -> list[str]:
         for one in look.parts or [look]
         if one.is_full
     ] + [
-        f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{one.limits}: no more of one value are leased at "
-        "a time"
+        f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{one.limits}: tasks of one value may wait while "
+        "as many of them are leased"
         for one in look.parts or [look]
         if one.limits and one.status.waiting and one.status.leased
     ]

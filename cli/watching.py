@@ -126,8 +126,6 @@ class Watched:
         if not self.fast:
             found = better_rates(self.queue.activity(self.window_s), found)
         is_paused, copied = self.queue.paused, self._copy_accepted_at()
-        most, fields = self.max_leased, self.queue.settings.limit
-        limits = " ".join(f"limit.{name}={number}" for name, number in fields.items())
         return Look(
             self.name,
             self.path,
@@ -135,9 +133,14 @@ class Watched:
             found,
             paused=is_paused,
             copy_accepted_at=copied,
-            max_leased=most,
-            limits=limits,
+            max_leased=self.max_leased,
+            limits=self.limits,
         )
+
+    @property
+    def limits(self) -> str:
+        """Return the limits by fields of payloads, as `fsqueue set` takes them."""
+        return " ".join(f"limit.{name}={number}" for name, number in self.queue.settings.limit.items())
 
     def _copy_accepted_at(self) -> str | None:
         if not self.queue.is_copy():
@@ -608,7 +611,8 @@ def wait(
                 if one.paused is not None and not status.drained:
                     complain(f"{one.path} is paused {one.paused}. To go on: fsqueue resume {quoted(one.path)}")
                 most[one.path] = one.max_leased
-                for text in limited(Look(one.name, one.path, status, max_leased=most[one.path])):
+                seen = Look(one.name, one.path, status, max_leased=most[one.path], limits=one.limits)
+                for text in limited(seen):
                     complain(f"{one.path}: {text.removeprefix('limited').strip()}")
             with suppress(fsqueue.FsqueueError):
                 if (text := no_match(one.queue) or not_there(one.queue, one.path)) is not None:

@@ -129,7 +129,10 @@ def _limit_of_fields(limit: object) -> None:
     if not isinstance(limit, dict):
         raise InvalidArgument(f"limit must be a dict of numbers by the names of fields, not {shown(limit)}.")
     if len(limit) > LIMITED_FIELDS_MAX:
-        raise InvalidArgument(f"At most {LIMITED_FIELDS_MAX} fields of payloads may have a limit, not {len(limit):,}.")
+        raise InvalidArgument(
+            f"At most {LIMITED_FIELDS_MAX} fields of payloads may have a limit, not {len(limit):,}. To end that of a "
+            "field: limit.FIELD=none."
+        )
     for name, most in limit.items():
         if not isinstance(name, str) or not 1 <= len(name) <= LIMITED_FIELD_CHARS_MAX or not name.isprintable():
             raise InvalidArgument(

@@ -137,3 +137,17 @@ def test_a_limit_that_is_reached_is_shown_wherever_one_looks(fsqueue_cli: Run, q
     assert "max_leased=1" in fsqueue_cli("lease", queue.path, code=3).stderr
     held.complete()
     assert "limited" not in fsqueue_cli("status", queue.path).stdout
+
+
+def test_limits_by_fields_are_named_where_tasks_wait(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many([{"host": 1}] * 3)
+    queue.change_settings(limit={"host": 1})
+    [held] = queue.lease()
+    line = "limit.host=1: tasks of one value may wait while as many of them are leased"
+    assert f"limited     {line}" in fsqueue_cli("status", queue.path).stdout
+    assert f"{queue.path}: {line}" in fsqueue_cli("wait", queue.path, "--timeout", "0.1", code=124).stderr
+    held.complete()
+    for name in "abc":
+        queue.change_settings(limit={name: 1})
+    refused = fsqueue_cli("set", queue.path, "limit.x=1", code=2)
+    assert "limit.FIELD=none" in refused.stderr
