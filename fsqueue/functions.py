@@ -44,6 +44,8 @@ SCRIPTS = ("__main__", "__mp_main__")
 """What the module of the running script is called, and in its processes that `multiprocessing` spawns."""
 
 _registered: dict[str, Function[..., Any]] = {}
+loading: list[str] = []
+"""The modules that this worker imports at the moment, to find functions in them."""
 
 
 class Function(Generic[P, R]):
@@ -248,6 +250,7 @@ def load(module: object) -> types.ModuleType:
     """Import a module, or say in one sentence why that cannot be: InvalidArgument."""
     if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
         raise InvalidArgument(f"{module!r} is not the name of a module. Give it as in an import: package.module.")
+    loading.append(module)
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -256,8 +259,10 @@ def load(module: object) -> types.ModuleType:
                 f"This Python finds no module {error.name!r}. Name it as in an import, without .py; install it, be in "
                 "its directory, or put that on PYTHONPATH."
             ) from None
-        why = f"{said(error)}{_place(error)}"
+        why = f"{said(error)}{_place(error)}".rstrip(".")
         raise InvalidArgument(f"The module {module} cannot be imported: {why}.") from error
+    finally:
+        loading.pop()
 
 
 def _place(error: BaseException) -> str:

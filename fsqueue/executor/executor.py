@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from fsqueue import functions
 from fsqueue.arguments import whole
 from fsqueue.clock import Clock
 from fsqueue.errors import InvalidArgument
@@ -56,7 +57,8 @@ class Executor(concurrent.futures.Executor):
 
         It is inserted together with others that are submitted within some milliseconds, 50 at most; at once if
         somebody waits for its result. InvalidArgument if workers cannot find the function, InvalidTask for arguments
-        that do not fit it, or that JSON cannot hold. RuntimeError after `shutdown`, BrokenExecutor if the own worker
+        that do not fit it, or that JSON cannot hold; InvalidArgument, too, in a worker that just imports the module of
+        a function. RuntimeError after `shutdown`, BrokenExecutor if the own worker
         does not live.
         """
         return self._calls.submit(self._name(fn).task(args, kwargs))
@@ -101,6 +103,11 @@ class Executor(concurrent.futures.Executor):
     def _name(self, function: Callable[..., Any]) -> NamedFunction:
         """Return how calls of a function name it. The own worker learns of it before the first call is inserted."""
         self._calls.refuse()
+        if functions.loading:
+            raise InvalidArgument(
+                f"A worker imports {functions.loading[0]} to find a function, and the module submits calls while it is "
+                "imported. Each worker would submit them once more. Put that below: if __name__ == '__main__':"
+            )
         try:
             named = self._named.get(function)
         except TypeError:  # it has no hash

@@ -254,8 +254,8 @@ class PendingCalls:
         try:
             while self._step():
                 pass
-        except Exception as error:
-            logger.debug("the thread of an executor died", exc_info=True)
+        except BaseException as error:  # of a callback, too: futures let only an Exception of theirs go by
+            logger.error("the thread of an executor has ended", exc_info=True)
             self._break(concurrent.futures.BrokenExecutor(f"The executor has failed: {error!r}. Make another one."))
         finally:
             self._end_worker()

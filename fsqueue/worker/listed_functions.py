@@ -37,15 +37,16 @@ class ListedFunctions:
 
         Bury for what no further attempt can mend: what the function has raised, a payload that is no call, a function
         that is not in the list or cannot be imported. A failed attempt would be repeated after a pause, and the future
-        would wait for it. `fsqueue.Retry` goes through, and so does a lack of memory, which another attempt may mend.
+        would wait for it. `fsqueue.Retry` goes through, and so do a lack of memory, which another attempt may mend, and
+        KeyboardInterrupt: somebody ends the worker.
         """
         name, args, kwargs = functions.parts_of(payload)
         function = self._found.get(name) or self._find(name)
         try:
             return function(*args, **kwargs)
-        except (Bury, Retry, MemoryError):
+        except (Bury, Retry, MemoryError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # sys.exit, too
             raise Bury(self._describe(error)) from error
 
     def _find(self, name: str) -> Callable[..., Any]:

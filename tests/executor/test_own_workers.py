@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,44 @@ def test_an_executor_whose_worker_cannot_live_is_broken(queue: Queue, monkeypatc
                 future.result(PATIENCE_S)
         with pytest.raises(cf.BrokenExecutor):
             executor.submit(called.add, 1, 2)
+    assert queue.status().remaining == 0
+
+
+def test_a_call_that_exits_is_not_repeated(queue: Queue) -> None:
+    with Executor(queue, workers=1) as executor:
+        error = executor.submit(sys.exit, 3).exception(PATIENCE_S)
+    assert isinstance(error, TaskFailed)
+    assert "after 1 attempt: SystemExit" in str(error)
+
+
+def test_a_callback_that_exits_breaks_the_executor_and_leaves_no_future_open(queue: Queue) -> None:
+    executor = Executor(queue, workers=1)
+    first, waiting = executor.submit(called.add, 1, 2), executor.submit(time.sleep, 3_600)
+    first.add_done_callback(lambda future: sys.exit(4))
+    assert first.result(PATIENCE_S) == 3
+    assert isinstance(waiting.exception(PATIENCE_S), cf.BrokenExecutor)
+    with pytest.raises(cf.BrokenExecutor):
+        executor.submit(called.add, 1, 2)
+    executor.shutdown(wait=False)
+
+
+def test_a_module_that_submits_when_it_is_imported_starts_no_chain_of_workers(queue: Queue, tmp_path: Path) -> None:
+    """A worker imports it, to find the function; without a guard that would submit once more."""
+    (tmp_path / "unguarded.py").write_text(
+        f"""import fsqueue
+def twice(x):
+    return 2 * x
+with fsqueue.Executor({str(queue.path)!r}, workers=1) as executor:
+    print(executor.submit(twice, 1).exception(), flush=True)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "unguarded"], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": f"{TOP}:{tmp_path}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Put that below: if __name__ == '__main__':" in done.stdout
+    assert queue.status().dead == 1
     assert queue.status().remaining == 0
 
 
