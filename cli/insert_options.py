@@ -67,8 +67,8 @@ class Asked(NamedTuple):
                     _refuse(f"--new-by gives each task its key: leave {option} out, or --new-by.")
             if self.skip_bad:
                 _refuse(
-                    "--new-by stops at a bad line, and needs no --skip-bad: leave it out, correct the line and repeat "
-                    "the command. It inserts only what is new or changed."
+                    "--new-by stops at a bad line: leave --skip-bad out, correct the line and repeat the command. It "
+                    "inserts only what is new or changed."
                 )
         if self.is_table and (self.lines or self.null):
             _refuse(f"A table has rows, not lines of text: leave {'--lines' if self.lines else '-0'} out.")

@@ -461,7 +461,7 @@ def known(group: click.Group) -> Iterator[tuple[str, click.Command]]:
                 yield name, command
 
 
-OPTIONS = {name: {word for one in command.params for word in one.opts} for name, command in known(cli)}
+OPTIONS = {name: {word for one in command.params for word in one.opts} | {"--help"} for name, command in known(cli)}
 """The options of each command."""
 SCRIPTS = [path for path in (TOP / "scripts").rglob("*") if path.is_file() and path.suffix in ("", ".py")]
 OF_SCRIPTS = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
