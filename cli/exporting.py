@@ -188,7 +188,7 @@ def cp(source: str, target: str, states: tuple[str, ...], conditions: tuple[Cond
     with one_queue(source) as src, one_queue(target) as dst:
         refuse_one(src, dst)
         asked = states or USUAL
-        name = commit or _name_of(src, asked, conditions)
+        name = _name_of(src, asked, conditions) if commit is None else commit
         chosen = Chosen(src, asked, conditions)
         counts = Counter[bool]()
         with Bar("cp", " tasks") as progress:

@@ -13,7 +13,7 @@ import click
 import fsqueue
 from fsqueue.format import wording
 
-from .common import example, json_option, moment, path_of, queue_argument
+from .common import NOTHING_EXIT, example, json_option, moment, path_of, queue_argument
 from .exporting import committed, insert_set
 from .filequeue import FileQueue, FileQueueListing, FileQueueTask, Unusable
 from .options import DURATION, OneScreen
@@ -74,9 +74,10 @@ def import_(
     """Insert tasks into the queue Q, each once, and print how many are new: those of FILE, or of a FileQueue.
 
     FILE has lines as 'fsqueue export' prints them, '-' is standard input. What counts is the payload (or "b64"), key,
-    priority, and "available_at" if that is to come; attempts begin anew. At a bad line nothing is inserted. Tasks
-    without keys appear in Q at one instant, or not at all, then those with keys that are free. The command may be
-    killed and repeated: the same lines are inserted once. A purge of Q forgets that.
+    priority, and "available_at" if that is to come; attempts begin anew. At a bad line nothing is inserted. Without
+    any line, as after an export that failed, the exit code is 3. Tasks without keys appear in Q at one instant, or not
+    at all, then those with keys that are free. The command may be killed and repeated: the same lines are inserted
+    once. A purge of Q forgets that.
 
     Of a FileQueue, DIR is only read. All of its tasks appear in Q at one instant, or none. The command may be killed
     and repeated, on any host, and typed twice at once: the tasks are inserted once. A task that was inserted with a
@@ -102,11 +103,13 @@ def import_(
         for option, is_given in (("--wait", wait_s), ("--take-leased", take_leased), ("--skip-bad", skip_bad)):
             if is_given:
                 raise click.UsageError(f"{option} is for --from-filequeue: leave it out. Nothing was inserted.")
-        _import_lines(file, queue, commit, as_json)
+        _import_lines(ctx, file, queue, commit, as_json)
         return
     assert filequeue is not None
     with FileQueue(filequeue) as source, one_queue(queue) as q:
-        takeover = Takeover(source, q, commit or source.identity(), take_leased=take_leased, skip_bad=skip_bad)
+        takeover = Takeover(
+            source, q, source.identity() if commit is None else commit, take_leased=take_leased, skip_bad=skip_bad
+        )
         until = time.monotonic() + wait_s
         look = source.look()
         while look.leased and not take_leased and (left_s := until - time.monotonic()) > 0:
@@ -144,11 +147,11 @@ def import_(
             ctx.exit(1)
 
 
-def _import_lines(file: str, queue: str, commit: str | None, as_json: bool) -> None:
+def _import_lines(ctx: click.Context, file: str, queue: str, commit: str | None, as_json: bool) -> None:
     """Insert the tasks of a file of `export`."""
     with one_queue(queue) as q, TaskLines(file, q.settings.task_bytes_max) as lines:
         lines.check()
-        name = commit or f"import-{lines.digest}"
+        name = f"import-{lines.digest}" if commit is None else commit
         try:
             found = insert_set(q, name, lines.read, lines.keyed > 0, lines.tasks - lines.keyed)
         except fsqueue.InvalidTask as error:
@@ -166,7 +169,11 @@ def _import_lines(file: str, queue: str, commit: str | None, as_json: bool) -> N
         if found.is_whole and found.known is not None:
             complain(f"{lines.name} was imported on {moment(found.known.at)} under the name {name}: nothing was added")
         elif lines.tasks == 0:
-            hint(f"{lines.name} has no task")
+            complain(
+                f"{lines.name} has no task, so nothing was inserted. Did the command that was to print them fail? "
+                "'fsqueue export' also prints nothing if no task is in the states, and meets the conditions, asked for"
+            )
+            ctx.exit(NOTHING_EXIT)
         elif found.known is None and found.new < lines.tasks:
             taken = wording.counted(lines.tasks - found.new, "task")
             hint(f"{taken} of {lines.tasks:,} left out: {path_of(q)} has their keys")

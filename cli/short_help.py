@@ -59,7 +59,8 @@ SHORT = {
     ),
     "import": Short(
         "Insert tasks into the queue Q, each once, and print how many are new: those of FILE, which 'fsqueue export' "
-        "has printed ('-': standard input), or those of a FileQueue. The command may be killed and repeated.",
+        "has printed ('-': standard input), or those of a FileQueue. The command may be killed and repeated. "
+        "Exit code 3: FILE has no task.",
         {
             "A FileQueue of python-task-queue": {
                 "--from-filequeue": "In place of FILE: a FileQueue (fq://DIR).",

@@ -23,12 +23,16 @@ BESIDE_BYTES_MAX = 16 << 20
 """How much longer a line may be than what a task of the queue may take: an error of the last attempt is in it, too."""
 SHOW_EVERY = 1_000
 ENDED = ("completed", "cancelled")
+WITHOUT_LAST = """sed 's/,"last":[a-z]*}$/}/' FILE | fsqueue import Q -"""
+"""What to type to import lines of which `import` cannot tell whether they are a whole export. jq would round large
+numbers in payloads."""
 
 
-def task_of(line: bytes) -> fsqueue.Task:
-    """Return the task that a line describes: payload, key, priority, and when it is due. BadLine.
+def task_of(line: bytes) -> tuple[fsqueue.Task, bool | None]:
+    """Return the task that a line describes (payload, key, priority, due time), and the line's `last`. BadLine.
 
-    All else in the line is passed over: how often it was attempted, and what became of these attempts.
+    `last` is None if the line has none. All else in the line is passed over: how often it was attempted, and what
+    became of these attempts.
     """
     try:
         found = user_json.decode(line)
@@ -50,8 +54,11 @@ def task_of(line: bytes) -> fsqueue.Task:
         raise BadLine(f"has a priority that is none: {why}")
     if due is not None and (isinstance(due, bool) or not isinstance(due, int | float) or not 0 <= due <= 1e10):
         raise BadLine("has an available_at that is no time in Unix seconds")
+    last = found.get("last")
+    if last is not None and not isinstance(last, bool):
+        raise BadLine("has a last that is neither true nor false")
     later = float(due) if due is not None and due > time.time() else None
-    return fsqueue.Task(_payload(found), key=key, priority=urgency, available_at=later)
+    return fsqueue.Task(_payload(found), key=key, priority=urgency, available_at=later), last
 
 
 def _payload(found: dict[str, Any]) -> Any:
@@ -66,8 +73,9 @@ def _payload(found: dict[str, Any]) -> Any:
 class TaskLines:
     """The lines of a file, or of standard input. They are checked first, and may then be read again and again.
 
-    `tasks`, `keyed`: how many there are, and how many of them have keys. `digest`: what tells this input from others.
-    All three are known once `check` has returned.
+    `tasks`, `keyed`: how many there are, and how many of them have keys. `digest`: what tells this input from others;
+    blank lines and blanks around lines, such as the CR of another system, do not count. All three are known once
+    `check` has returned.
     """
 
     def __init__(self, name: str, bytes_max: int) -> None:
@@ -113,24 +121,34 @@ class TaskLines:
         return fsqueue.FsqueueError(f"{self.name} cannot be read: {error.strerror}. Nothing was inserted.")
 
     def check(self) -> None:
-        """Read all of it, and count. InvalidTask if a line is no task, or if the output of an export was cut."""
+        """Read all of it, and count.
+
+        InvalidTask if a line is no task, if the output of an export was cut, or if lines follow its end.
+        """
         sha = hashlib.sha256()
-        self._seen, last = self._stamp(), b""
+        self._seen = self._stamp()
+        last: bool | None = None
         with Bar("read", "B", is_scaled=True) as progress:
             for line in self._lines(None):
-                sha.update(line)
                 self._end += len(line)
                 if self.line % SHOW_EVERY == 0:
                     progress.show(self._end, self._seen[0])
-                if line.strip():
-                    last = line
+                if stripped := line.strip():
+                    if last:
+                        raise fsqueue.InvalidTask(
+                            f"Line {self.line:,} of {self.name} is behind the last line of 'fsqueue export': this is "
+                            "more than one export, or the same one twice. Nothing was inserted. Import each by itself; "
+                            f"or, if all lines are meant: {WITHOUT_LAST}"
+                        )
+                    sha.update(stripped + b"\n")
                     self.tasks += 1
-                    self.keyed += self._parsed(line).key is not None
-        if last and user_json.decode(last).get("last") is False:
+                    task, last = self._parsed(line)
+                    self.keyed += task.key is not None
+        if last is False:
             raise fsqueue.InvalidTask(
                 f"{self.name} ends before the last line of 'fsqueue export': that failed or was interrupted, or the "
-                "line was taken out. Nothing was inserted. Export again; or, if these are the tasks that are meant, "
-                "insert what \"jq -c 'del(.last)'\" prints."
+                "line was taken out. Nothing was inserted. Export again; or, if these are the tasks that are meant: "
+                f"{WITHOUT_LAST}"
             )
         self.digest = sha.hexdigest()[:32]
 
@@ -140,14 +158,14 @@ class TaskLines:
         FsqueueError at the end if a program wrote to the file since it was checked.
         """
         for line in self._lines(self._end):
-            if line.strip() and ((task := self._parsed(line)).key is not None) == keyed:
+            if line.strip() and ((task := self._parsed(line)[0]).key is not None) == keyed:
                 yield task
         if self._stamp() != self._seen:
             raise fsqueue.FsqueueError(
                 f"{self.name} was written to while it was read. Wait until it is whole, and repeat the command."
             )
 
-    def _parsed(self, line: bytes) -> fsqueue.Task:
+    def _parsed(self, line: bytes) -> tuple[fsqueue.Task, bool | None]:
         try:
             return task_of(line)
         except BadLine as error:

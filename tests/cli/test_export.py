@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +95,80 @@ def test_an_output_that_was_cut_is_refused(fsqueue_cli: Run, src: Queue, dst: Qu
     assert [json.loads(line).get("last") for line in some.splitlines() if "error" not in line[:60]].count(True) == 0
 
 
+def test_the_same_lines_are_the_same_file(fsqueue_cli: Run, src: Queue, dst: Queue) -> None:
+    """Whatever an editor or a transfer has made of the ends of lines."""
+    lines = fsqueue_cli("export", src.path).stdout
+    assert fsqueue_cli("import", dst.path, "-", input=lines).stdout == "7\n"
+    for changed in (lines[:-1], lines.replace("\n", "\r\n"), f"{lines}\n\n", f"\n{lines}", f"{lines} \n"):
+        assert fsqueue_cli("import", dst.path, "-", input=changed).stdout == "0\n"
+    assert dst.status().remaining == 7
+
+
+def test_lines_behind_the_last_one_are_refused(fsqueue_cli: Run, src: Queue, dst: Queue) -> None:
+    """As in 'cat tasks.jsonl tasks.jsonl'."""
+    lines = fsqueue_cli("export", src.path).stdout
+    for more in (lines, '{"payload":1}'):
+        refused = fsqueue_cli("import", dst.path, "-", input=lines + more, code=2)
+        assert "Line 8 of standard input is behind the last line" in refused.stderr
+    assert dst.status().inserted == 0
+
+
+@pytest.mark.parametrize("what", ["cut", "two"])
+def test_the_advice_of_the_error_works_as_typed(
+    fsqueue_cli: Run, src: Queue, dst: Queue, tmp_path: Path, what: str
+) -> None:
+    src.insert({"large": 2**64 - 1, "float": 1.0, "last": {"last": False}})
+    lines = fsqueue_cli("export", src.path).stdout
+    kept = "".join(lines.splitlines(keepends=True)[:-1]) if what == "cut" else lines * 2
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(kept)
+    said = fsqueue_cli("import", dst.path, file, code=2).stderr
+    [advice] = re.findall(r"are meant: (.*)", said)
+    begin, end = advice.replace("FILE", str(file)).split(" | ")
+    printed = subprocess.run(["sh", "-c", begin], capture_output=True, text=True, check=True).stdout
+    words = shlex.split(end.replace(" Q ", f" {dst.path} "))
+    assert words[:2] == ["fsqueue", "import"]
+    fsqueue_cli(*words[1:], input=printed)
+    meant = Counter(
+        {
+            repr(json.loads(line)["payload"]): 1 + (what == "two")
+            for line in kept.splitlines()
+            if "payload" in json.loads(line) and json.loads(line)["key"] is None
+        }
+    )
+    assert (
+        Counter(repr(task.payload) for task in dst.tasks() if task.key is None and not isinstance(task.payload, bytes))
+        == meant
+    )
+
+
+@pytest.mark.parametrize("nothing", ["", "\n \r\n"], ids=["empty", "blank"])
+def test_nothing_to_import_is_exit_code_3(fsqueue_cli: Run, dst: Queue, nothing: str, tmp_path: Path) -> None:
+    """As behind a pipe whose export failed."""
+    (tmp_path / "file").write_text(nothing)
+    for place in ("-", tmp_path / "file"):
+        done = fsqueue_cli("import", dst.path, place, input=nothing, code=3)
+        assert done.stdout == "0\n"
+        assert "has no task, so nothing was inserted. Did the command" in done.stderr
+    assert json.loads(fsqueue_cli("import", dst.path, "-", "--json", input="", code=3).stdout)["inserted"] == 0
+
+
+def test_an_empty_name_is_none(fsqueue_cli: Run, src: Queue, dst: Queue, place_of: Callable[[Path], str]) -> None:
+    """As of a variable of the shell that is not set."""
+    place = place_of(dst.path)
+    for command in (("import", place, "-"), ("cp", src.path, place)):
+        refused = fsqueue_cli(*command, "--commit", "", input='{"payload":1}', code=2)
+        assert "''" in refused.stderr
+    assert dst.status().inserted == 0
+
+
+def test_a_priority_stays_a_text_or_a_number(fsqueue_cli: Run, dst: Queue, place_of: Callable[[Path], str]) -> None:
+    given = ["x", "5", 5, ""]
+    lines = "".join(json.dumps({"payload": n, "priority": one}) + "\n" for n, one in enumerate(given))
+    fsqueue_cli("import", place_of(dst.path), "-", input=lines)
+    assert {task.payload: task.priority for task in dst.tasks()} == dict(enumerate(given))
+
+
 def test_states_and_conditions(fsqueue_cli: Run, src: Queue, dst: Queue) -> None:
     dead = fsqueue_cli("export", src.path, "--state", "dead")
     assert fsqueue_cli("import", dst.path, "-", input=dead.stdout).stdout == "1\n"
@@ -122,6 +199,8 @@ BAD = {
     "both": ('{"payload":1,"b64":"AA=="}', "either a payload"), "no base64": ('{"b64":"?"}', "no base64"),
     "a completed task": ('{"payload":1,"state":"completed"}', "fsqueue retry"),
     "a key that is none": ('{"payload":1,"key":7}', "key"), "a priority": ('{"payload":1,"priority":1.5}', "priority"),
+    "a list as priority": ('{"payload":1,"priority":[1]}', "priority"), "a last": ('{"payload":1,"last":1}', "last"),
+    "a last as text": ('{"payload":1,"last":"false"}', "last"),
     "a time": ('{"payload":1,"available_at":"now"}', "available_at"),
     "a lost one": ('{"payload":null,"payload_lost":true}', "payload is lost"),
     "a key too long": (json.dumps({"payload": 1, "key": "k" * 2000}), "line 2"),
@@ -141,7 +220,6 @@ def test_what_is_refused(fsqueue_cli: Run, dst: Queue, tmp_path: Path) -> None:
     assert "cannot be read" in fsqueue_cli("import", dst.path, tmp_path / "missing", code=1).stderr
     assert "one of both" in fsqueue_cli("import", dst.path, code=2).stderr
     assert "--take-leased" in fsqueue_cli("import", dst.path, "-", "--take-leased", code=2, input="").stderr
-    assert "has no task" in fsqueue_cli("import", dst.path, "-", input="").stderr
     large = json.dumps({"payload": "x" * (dst.settings.task_bytes_max + 1)})
     refused = fsqueue_cli("import", dst.path, "-", input=f'{{"payload":1}}\n{large}\n', code=14)
     assert "line 2" in refused.stderr
