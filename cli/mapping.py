@@ -22,7 +22,7 @@ from .common import example, queue_at
 from .insert_input import Input
 from .insert_options import Asked
 from .insert_source import Source
-from .options import ATTEMPTS, OneScreen, at_argument, limit, takes_value
+from .options import ATTEMPTS, OneScreen, at_argument, limit
 from .printing import complain, json_text, print_json, quoted, say
 from .running import AUTO, Processes, missing_program, run
 from .targets import is_address
@@ -111,19 +111,22 @@ def map_(
     at its end; with --stdin, COMMAND finds the argument as JSON on standard input instead. 'fsqueue help run' lists the
     placeholders: '{.}', '{/}', '{//}', '{/.}' and others.
 
+    Of a file and of standard input, blank lines, a CR at the end of a line, and with -0 empty items count for nothing.
+    An empty ARGUMENT after ':::' is an argument.
+
     Without Q, a queue is made in the working directory: fsqueue-map-1, or the next number that is free. If Q is not
     there, it is made. If it is there, it must have no task that waits or is leased, since COMMAND would get those, too.
-    All arguments are inserted, or none. The queue stays: it has the history and the results, and another host may help
-    with 'fsqueue run Q -- COMMAND'.
+    All arguments are inserted, or none. The queue stays, also without tasks if inserting failed: it has the history and
+    the results, and another host may help with 'fsqueue run Q -- COMMAND'.
 
-    A task has one attempt, unless --max-attempts allows more. If all fail, it becomes a dead letter. The last lines
-    name the queue, and say how to try those tasks again, and how to go on after Ctrl-C.
+    A task has one attempt, unless --max-attempts allows more. If all fail, it becomes a dead letter. The last line says
+    how to try those tasks again, or how to go on after Ctrl-C, with the same options.
 
     Everything else is as for 'fsqueue run': output is shown command by command, no shell is involved, and COMMAND has
     an empty standard input. Exit codes are those of 'fsqueue run': 0 if all tasks were completed, 9 if some became dead
     letters.
     """
-    given = _given(ctx)
+    given = _given(ctx, null)
     command, gives_stdin = given.command, options["stdin"]
     check_command(command, options["allow_in_script"])
     if missing_program(command):
@@ -144,11 +147,12 @@ def map_(
             _refuse_broken(read)
             return
         path, q, is_new = _queue(queue, 1 if max_attempts is None else limit(max_attempts))
-        inserted = _insert(q, is_new, everything, read)
+        part = _insert(q, path, is_new, everything, read)
     if options["as_json"] or options["log_json"]:
-        print_json({"event": "inserted", "queue": path, "inserted": inserted}, err=True)
+        print_json({"event": "inserted", "queue": path, "inserted": part.tasks}, err=True)
     else:
-        complain(f"{counted(inserted, 'task')} in the queue {path}")
+        complain(f"{counted(part.tasks, 'task')} in the queue {path}")
+    again = _run_again(ctx, path, command)
     try:
         # Its defaults, for what has no option here.
         with run.make_context("run", [path, "--", *command], parent=ctx) as inner:
@@ -158,10 +162,10 @@ def map_(
             run.invoke(inner)
     finally:
         if not (options["as_json"] or options["log_json"]):
-            _say_what_is_left(q, quoted(path), _run_again(ctx, path, command))
+            _say_what_is_left(q, quoted(path), again, None if is_new else part)
 
 
-def _given(ctx: click.Context) -> WithArguments:
+def _given(ctx: click.Context, null: bool) -> WithArguments:
     """Return the command and its arguments. UsageError."""
     words: list[str] = ctx.meta["mapped"]
     at = next((number for number, word in enumerate(words) if word in SEVERAL), len(words))
@@ -172,6 +176,11 @@ def _given(ctx: click.Context) -> WithArguments:
         raise click.UsageError(
             f"'{more[0]}' would combine two lists, and there is one list here. No queue was made. Write the "
             "combinations into a table: fsqueue insert Q --csv FILE. Then: fsqueue run Q -- COMMAND {a} {b}"
+        )
+    if mark == [ARGUMENTS] and null:
+        raise click.UsageError(
+            f"-0 is for the items of a file or of standard input, and the arguments stand after '{ARGUMENTS}'. Leave "
+            "one of both out. No queue was made."
         )
     if mark == [ARGUMENTS]:
         return WithArguments(command, rest, "")
@@ -276,43 +285,69 @@ def _queue(path: str | None, max_attempts: int | None) -> tuple[str, fsqueue.Que
     return path, q, False
 
 
-def _insert(q: fsqueue.Queue, is_new: bool, payloads: Iterator[Any], read: Source | None) -> int:
-    """Insert all, or nothing, and return how many there are. A queue that was made for them, and is empty, goes."""
+def _insert(
+    q: fsqueue.Queue, path: str, is_new: bool, payloads: Iterator[Any], read: Source | None
+) -> fsqueue.CommitPart:
+    """Insert all, or nothing, and return what was inserted.
+
+    A queue that was made for them stays if this fails, and is named: another process may have inserted into it, and
+    would lose its tasks if it was deleted.
+    """
     commit = q.commit(f"map-{secrets.token_hex(8)}")
     try:
         part = commit.stage(payloads)
         _refuse_broken(read)
-        return commit.publish([part]).tasks
+        commit.publish([part])
     except BaseException:
         with suppress(fsqueue.FsqueueError):
-            if not is_new:
-                commit.discard()
-            elif not q.status().remaining:
-                q.delete(foreground=True)
+            commit.discard()
+        if is_new:
+            complain(f"the queue {path} was made, and stays. To look: fsqueue status {quoted(path)}")
         raise
+    return part
 
 
 def _run_again(ctx: click.Context, path: str, command: Sequence[str]) -> str:
-    """Return the command line that goes on with the tasks of the queue, with the same options."""
+    """Return the command line that goes on with the tasks of the queue, with the options that `run` has, too."""
     typed: list[str] = ctx.meta["typed"]
-    before = typed[: typed.index("--")]
-    if (at := at_argument(ctx.command, before, 0)) is not None:
-        before = before[:at] + before[at + 1 :]
-    takes = takes_value(run)
-    kept = [word for word in before if not word.startswith("-") or word.partition("=")[0] in takes or word[:2] == "-j"]
-    jobs = [] if any(word.startswith(("-j", "--jobs")) for word in kept) else ["-j", AUTO]
-    return " ".join(map(quoted, ["fsqueue", "run", path, *jobs, *kept, "--", *command]))
+    values, _, given = ctx.command.make_parser(ctx).parse_args(typed[: typed.index("--")])
+    of_run = {option.name for option in run.params}
+    words = [] if "jobs" in values else ["-j", AUTO]
+    for option in dict.fromkeys(given):
+        if option.name in values and option.name in of_run and isinstance(option, click.Option):
+            words += [option.opts[0]] if option.is_flag else [option.opts[0], values[option.name]]
+    return " ".join(map(quoted, ["fsqueue", "run", path, *words, "--", *command]))
 
 
-def _say_what_is_left(q: fsqueue.Queue, path: str, again: str) -> None:
-    """Name the queue, and say what to type for what is not completed. Says nothing if the queue does not answer."""
+def _say_what_is_left(q: fsqueue.Queue, path: str, again: str, part: fsqueue.CommitPart | None) -> None:
+    """Name the queue, and say last what to type for what is not completed. Says nothing if the queue does not answer.
+
+    `part`: what was inserted. None: the queue was made for it, and has no other tasks.
+    """
     with suppress(fsqueue.FsqueueError, OSError):
+        complain(f"inputs beside results: fsqueue results {path}")
         status = q.status()
         if status.remaining:
             complain(f"to go on: {again}")
-        elif status.dead:
-            complain(f"to try again what was given up: fsqueue retry {path} && {again}")
-        complain(f"inputs beside results: fsqueue results {path}")
+        elif status.dead and (which := _given_up(q, part)) is not None:
+            complain(f"to try again what was given up: fsqueue retry {path}{which} && {again}")
+
+
+def _given_up(q: fsqueue.Queue, part: fsqueue.CommitPart | None) -> str | None:
+    """Return the condition by which `retry` finds the dead letters of a part, "" for all. None: there are none."""
+    if part is None:
+        return ""
+    since: float | None = None
+    has_others = False
+    for letter in q.dead():
+        if letter.id < part.first:  # ids are in the order of time
+            has_others = True
+        elif (at := letter.as_result().inserted_at) is not None:
+            since = at if since is None else min(since, at)
+    if since is None:
+        return None
+    # The command is not meant for what an earlier one gave up.
+    return f" --where {quoted(f'inserted_at>={since}')}" if has_others else ""
 
 
 map_.params += _options_of_run()

@@ -181,6 +181,7 @@ REFUSED = {
     "-- echo {1} ::: a": "{1}",
     "-- echo {x} ::: a": "COMMAND does not suit the first argument",
     "-- sh -c {} ::: a": "--allow-in-script",
+    "-0 -- echo ::: a": "-0 is for the items of a file or of standard input",
     "--grace soon -- true ::: a": "'soon' is no duration",
     "-- echo :::: missing": "missing: no such file. Nothing was inserted.",
     "http://localhost:1/q -- true ::: a": "is an address",
@@ -209,7 +210,8 @@ def test_a_bad_line_inserts_nothing(fsqueue_cli: Run) -> None:
     said = fsqueue_cli("map", "--", "true", "{}", input=lines + b"\xff\n", code=2).stderr
     assert "standard input, line 3,001 is not UTF-8" in said
     assert "Nothing was inserted" in said
-    assert os.listdir() == []
+    assert f"the queue {FIRST} was made, and stays" in said
+    assert Queue(FIRST).status().inserted == 0
     Queue.create("q")
     fsqueue_cli("map", "q", "--", "true", "{}", input=lines + b"\xff\n", code=2)
     assert Queue("q").status().inserted == 0
@@ -222,25 +224,20 @@ def test_an_argument_that_is_too_large_inserts_nothing(fsqueue_cli: Run) -> None
     assert Queue("q").status().inserted == 0
 
 
-def test_a_queue_that_cannot_be_filled_is_not_left(fsqueue_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_cannot_be_filled_stays_and_is_named(fsqueue_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may insert into it at any time, and would lose its tasks if it was deleted."""
+
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    create = Queue.create
-
-    def then_full(*arguments: object, **settings: object) -> Queue:
-        made = create(*arguments, **settings)  # type: ignore[arg-type]
-        monkeypatch.setattr("fsqueue.commit.Commit.stage", full)
-        return made
-
-    monkeypatch.setattr(Queue, "create", then_full)
-    fsqueue_cli("map", "--", "true", "{}", ":::", "a", code=7)
-    monkeypatch.undo()
-    assert FIRST not in os.listdir()
+    monkeypatch.setattr("fsqueue.commit.Commit.stage", full)
+    said = fsqueue_cli("map", "q x", "--", "true", "{}", ":::", "a", code=7).stderr
+    assert "the queue q x was made, and stays. To look: fsqueue status 'q x'" in said
+    assert Queue("q x").status().inserted == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_input_is_read_leaves_nothing(spawn: Spawn, here: Path, number: int) -> None:
+def test_a_signal_while_the_input_is_read_inserts_nothing(spawn: Spawn, here: Path, number: int) -> None:
     process = spawn("map", "--", "true", "{}", stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write("a\n")
@@ -250,7 +247,59 @@ def test_a_signal_while_the_input_is_read_leaves_nothing(spawn: Spawn, here: Pat
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
     assert "nothing was inserted" in said
-    assert not (here / FIRST).exists()
+    assert f"the queue {FIRST} was made, and stays" in said
+    assert Queue(FIRST).status().inserted == 0
+
+
+def test_the_last_line_has_the_options_that_were_typed(fsqueue_cli: Run) -> None:
+    typed = ["-j", "1", "--task-timeout", "7", "--tag", "--result-stdout", "--grace=1m", "--max-attempts", "1"]
+    done = fsqueue_cli("map", "RR", *typed, "--", "false", ":::", "a", code=9)
+    last = done.stderr.splitlines()[-1]
+    options = " ".join(typed).replace("=", " ")
+    assert last.endswith(f": fsqueue retry RR && fsqueue run RR {options} -- false '{{}}'")
+    done = fsqueue_cli("map", "-0j2", "S", "--", "false", input="a\0", code=9)
+    assert done.stderr.splitlines()[-1].endswith("fsqueue retry S && fsqueue run S -j 2 -- false '{}'")
+    done = fsqueue_cli("map", "--", "false", ":::", "a", code=9)
+    assert done.stderr.splitlines()[-1].endswith(f"fsqueue run {FIRST} -j auto -- false '{{}}'")
+
+
+def test_what_an_earlier_command_gave_up_is_not_for_this_one(fsqueue_cli: Run) -> None:
+    fsqueue_cli("map", "q", "--", "false", ":::", "a", code=9)
+    done = fsqueue_cli("map", "q", "--", "true", ":::", "b")
+    assert "to try again" not in done.stderr
+    done = fsqueue_cli("map", "q", "--", "test", "-e", "{}", ":::", "c", code=9)
+    [again] = re.findall(r"to try again what was given up: (.*)", done.stderr)
+    Path("c").touch()
+    for line in again.split(" && "):
+        fsqueue_cli(*shlex.split(line)[1:])
+    assert (payloads("q"), payloads("q", "dead")) == (["b", "c"], ["a"])
+
+
+def test_what_was_at_work_when_the_machine_stopped_is_given_up_and_retried(spawn: Spawn, fsqueue_cli: Run) -> None:
+    """docs/from-parallel.md says so: `run` goes on with the rest, and finds that an only attempt was used."""
+    script = 'echo >"begun-$1"; while [ ! -e go ]; do sleep 0.1; done'
+    process = spawn("map", "q", "-j", 1, "--lease", 2, "--", "sh", "-c", script, "sh", "{}", ":::", "a", "b")
+    until(lambda: any(Path().glob("begun-*")), "the first task")
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    Path("go").touch()
+    fsqueue_cli("run", "q", "--", "true", "{}", code=9)
+    assert (len(payloads("q")), len(payloads("q", "dead"))) == (1, 1)
+    fsqueue_cli("retry", "q")
+    fsqueue_cli("run", "q", "--", "true", "{}")
+    assert payloads("q") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "input", "found"),
+    [(["--", "true", ":::", "", "a"], "", ["", "a"]), (["-0", "--", "true"], "\0a\0\0", ["a"]),
+     (["--", "true"], "a\r\n\n \n", ["a"])],
+    ids=["given", "items", "lines"],
+)  # fmt: skip
+def test_what_is_empty(fsqueue_cli: Run, typed: list[str], input: str, found: list[str]) -> None:
+    """'fsqueue help map' says so."""
+    fsqueue_cli("map", "q", *typed, input=input)
+    assert payloads("q") == found
 
 
 def test_after_a_signal_the_line_printed_goes_on(spawn: Spawn, fsqueue_cli: Run, here: Path) -> None:
