@@ -112,8 +112,8 @@ def a_filequeue(typed: Typed, block: Block) -> None:
 
 
 def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
-    """docs/cheat-sheet.md submits jobs for tasks that wait, looks at a drained queue, and cancels what waits."""
-    if block.section in ("On a cluster", "Again, or not"):
+    """docs/cheat-sheet.md submits jobs for tasks that wait, looks at a drained queue, cancels and moves."""
+    if block.section in ("On a cluster", "Again, or not", "Elsewhere"):
         Queue(typed.home / "Q").insert_many([{"tile": 7}, {"tile": 8}])
     if block.section == "Look":
         queue = Queue(typed.home / "Q")
