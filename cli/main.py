@@ -107,7 +107,7 @@ Exit codes:
   0    done
   1    an error, said in a sentence
   2    wrong use, or a bad line of input
-  3    nothing to do: no task is available (lease), changed, or left in the queues (slurm)
+  3    nothing to do: no task is available (lease), changed, moved, to import, or left (slurm)
   4    a lease is lost
   5    there is no such queue
   6    update: a lease was lost, or others were in the way; nothing was done
