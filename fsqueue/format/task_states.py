@@ -507,6 +507,7 @@ class States:
         self, indices: Iterable[int], at: int, most: int, margin: int, attempts_max: int | None, solo: bool
     ) -> Choice:
         """Choose as `choose` does, but only among some tasks, in their order. Indices that no task has are left out."""
+        self._gather(at, margin)  # what is not chosen of them is left: see `exhausted`
         known = (index for index in indices if index < self.count)
         chosen, spent, _, alone = self._sift(known, at, most, margin, attempts_max, solo)
         return chosen, spent, alone

@@ -695,7 +695,8 @@ class Leaser:
     ) -> Choice | None:
         """Choose tasks whose values have room under the limits by fields: the most urgent ones, in their order.
 
-        None: the lines of the batch are proven absent. What is left counts only as far as it has room, too.
+        None: the lines of the batch are proven absent. What is left counts also where it has no room now: it may have
+        some as soon as one of these leases ends.
         """
         store, replay_state, limits = self.store, locked.replay_state, self._limits()
         if locked.log.lines is None and locked.read_lines() is None:
@@ -716,7 +717,10 @@ class Leaser:
         self._was_full = not tasks and not spent and limits.saw_full
         rest = next((index for index in tasks if replay_state.rank(index) > self._limit), None)
         kept = [index for index in tasks if replay_state.rank(index) <= self._limit][:most]
-        left = rest if rest is not None else tasks[len(kept)] if len(tasks) > len(kept) else None
+        left = rest
+        if kept:
+            others = (index for index in order if index not in kept and replay_state.may_be_taken(index, at, margin))
+            left = next(others, None)
         self._next_head = None if left is None or name is None else (name, replay_state.rank(left))
         return kept, spent, alone
 

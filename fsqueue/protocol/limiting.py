@@ -8,6 +8,7 @@ Locks are taken in this order: a batch's log, then the file of slots. No other l
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from fsqueue.protocol.shares import NewLease
 from fsqueue.storage import record_times
 from fsqueue.storage import slots as slot_files
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
+from fsqueue.storage.logs import TAIL_BYTES
 from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 
@@ -279,6 +281,8 @@ class Limiter:
                 found = [each for each in self._found if table.taken.get(each[0]) == each[1]]
                 if room + len(found) < len(tasks):
                     found += [each for each in self._ended(locked, at, len(tasks) - room) if each not in found]
+                if found:
+                    _prove_lock(locked)
                 over = [each for each in found if each[2] is End.OVER]
                 run_out = [each for each in found if each[2] is End.RUN_OUT]
                 if limits.fields:
@@ -517,6 +521,18 @@ class Limiter:
             for offset, slot in others[first:] + others[:first]:
                 if offset not in seen:
                     yield offset, slot
+
+
+def _prove_lock(locked: LockedBatch) -> None:
+    """Prove that the log of a batch is locked still, before slots are given back by what it said. OSError if not.
+
+    A client of a file server may have lost its locks since it read the log. Another process may have leased from the
+    batch then: its slot looks like one whose lease was never recorded. Most clients refuse the read; else the other
+    process's record is there.
+    """
+    fs, log = locked.store.fs, locked.log
+    if fs.shared and fs.pread(log.fd, TAIL_BYTES, log.end + log.torn):
+        raise OSError(errno.ESTALE, "the lock was lost", log.path)
 
 
 def _places(given_back: Sequence[int], table: SlotTable) -> Iterator[int]:

@@ -133,4 +133,22 @@ MUTATIONS = [
         "fields-order",
         (("Limiter.may_give_back", "return ...", "return False"),),
     ),
+    Mutation(
+        "slots are given back by what a log said before its lock was lost",
+        "a client that was cut off takes the slot of a lease that another one has recorded since",
+        "limited-nfs",
+        (("Limiter.take", "if found: ...", "pass"),),
+    ),
+    Mutation(
+        "a batch whose other tasks have no room now is forgotten",
+        "tasks of other batches are leased before them, although they have room again",
+        "fields-order",
+        (("Leaser._choose_with_room", "if kept: ...", "pass"),),
+    ),
+    Mutation(
+        "a task that is not chosen among others is forgotten, if its lease has run out",
+        "tasks of other batches are leased before it",
+        "fields-order",
+        (("States.choose_among", "self._gather(at, margin)", "pass"),),
+    ),
 ]
