@@ -448,8 +448,9 @@ def release_all(
 def _say_what_moves(q: fsqueue.Queue) -> None:
     """Say how to go on with tasks that a move holds."""
     held = Counter[str]()
-    for parcel in parcels.held(q.store):
-        held[parcel.to.path] += len(parcel.tasks)
+    with suppress(fsqueue.QueueNotFound):  # of a group, before its first task
+        for parcel in parcels.held(q.store):
+            held[parcel.to.path] += len(parcel.tasks)
     for path, tasks in sorted(held.items()):
         hint(
             f"{wording.counted(tasks, 'task')} left alone, on the way to {path}. To go on: fsqueue mv "

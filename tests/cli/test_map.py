@@ -277,17 +277,19 @@ def test_what_an_earlier_command_gave_up_is_not_for_this_one(fsqueue_cli: Run) -
 
 def test_what_was_at_work_when_the_machine_stopped_is_given_up_and_retried(spawn: Spawn, fsqueue_cli: Run) -> None:
     """docs/from-parallel.md says so: `run` goes on with the rest, and finds that an only attempt was used."""
-    script = 'echo >"begun-$1"; while [ ! -e go ]; do sleep 0.1; done'
+    os.mkfifo("go")
+    writer = os.open("go", os.O_RDWR)
+    script = 'echo >"begun-$1"; cat go'
     process = spawn("map", "q", "-j", 1, "--lease", 2, "--", "sh", "-c", script, "sh", "{}", ":::", "a", "b")
     until(lambda: any(Path().glob("begun-*")), "the first task")
     process.send_signal(signal.SIGKILL)
     process.wait(PATIENCE_S)
-    Path("go").touch()
     fsqueue_cli("run", "q", "--", "true", "{}", code=9)
     assert (len(payloads("q")), len(payloads("q", "dead"))) == (1, 1)
     fsqueue_cli("retry", "q")
     fsqueue_cli("run", "q", "--", "true", "{}")
     assert payloads("q") == ["a", "b"]
+    os.close(writer)  # what is left of the commands ends
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_call_that_exits_is_not_repeated(queue: Queue) -> None:
 
 def test_a_callback_that_exits_breaks_the_executor_and_leaves_no_future_open(queue: Queue) -> None:
     executor = Executor(queue, workers=1)
-    first, waiting = executor.submit(called.add, 1, 2), executor.submit(time.sleep, 3_600)
+    first, waiting = executor.submit(called.add, 1, 2), executor.submit(time.sleep, 10)
     first.add_done_callback(lambda future: sys.exit(4))
     assert first.result(PATIENCE_S) == 3
     assert isinstance(waiting.exception(PATIENCE_S), cf.BrokenExecutor)
