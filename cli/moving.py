@@ -26,7 +26,6 @@ UPDATE_TASKS_MAX = 100
 """How many tasks an update of a group moves at once."""
 TRIES_MAX = 20
 """How often an update is tried again whose tasks have changed, each time without those."""
-TITLE_CHARS_MAX = 200
 
 
 @click.command(
@@ -148,7 +147,7 @@ class Mover:
         """Return what names DST. A queue of a group comes into being."""
         self.dst.commit("mv")
         self.dst.store.refresh(now=True)
-        return Destination(self.dst.id, self.dst.generation, f"{parcels.MOVES}{path_of(self.dst)}"[:TITLE_CHARS_MAX])
+        return Destination(self.dst.id, self.dst.generation, f"{parcels.MOVES}{path_of(self.dst)}")
 
     def _common_group(self) -> fsqueue.Group | None:
         """Return the group that both queues are in."""

@@ -15,6 +15,7 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Sequence
@@ -44,8 +45,16 @@ SCRIPTS = ("__main__", "__mp_main__")
 """What the module of the running script is called, and in its processes that `multiprocessing` spawns."""
 
 _registered: dict[str, Function[..., Any]] = {}
-loading: list[str] = []
-"""The modules that this worker imports at the moment, to find functions in them."""
+
+
+class _Loading(threading.local):
+    """The modules that the calling thread imports at the moment, to find functions in them."""
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+
+
+loading = _Loading()
 
 
 class Function(Generic[P, R]):
@@ -250,7 +259,7 @@ def load(module: object) -> types.ModuleType:
     """Import a module, or say in one sentence why that cannot be: InvalidArgument."""
     if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
         raise InvalidArgument(f"{module!r} is not the name of a module. Give it as in an import: package.module.")
-    loading.append(module)
+    loading.modules.append(module)
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -262,7 +271,18 @@ def load(module: object) -> types.ModuleType:
         why = f"{said(error)}{_place(error)}".rstrip(".")
         raise InvalidArgument(f"The module {module} cannot be imported: {why}.") from error
     finally:
-        loading.pop()
+        loading.modules.pop()
+
+
+def leads_back(function: object, module: str, path: str) -> bool:
+    """Return whether a qualified name leads to this very function, in a module that is loaded.
+
+    If it does not, another process that imports the module finds another function.
+    """
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is function
 
 
 def _place(error: BaseException) -> str:

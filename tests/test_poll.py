@@ -32,7 +32,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.names import parse_task_id
 from fsqueue.protocol import finishing
-from fsqueue.storage import history, queue_file
+from fsqueue.storage import deadletters, history, queue_file
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 from tests.support import QueueFactory, base_of, full_state, in_time, leftovers, log_files
@@ -745,6 +745,28 @@ def test_looking_reads_the_history_only_of_shards_in_which_a_task_has_ended(
     assert [one.result for one in found.values() if one.state == "completed"] == [7]
     [day] = history.days(q.store)
     assert {*read} == {q.store.layout.history(day, q.store.layout.shard(parse_task_id(tasks[0].id)[0]))}
+
+
+def test_letters_are_looked_for_only_of_tasks_that_are_asked_for(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one retried task of a large batch costs a search for each other task that was given up."""
+    q = queue_factory(max_attempts=1)
+    q.insert_many(range(6))
+    first, *_ = tasks = q.lease(5)
+    for task in tasks:
+        task.fail("no")
+    assert q.retry_dead(first.id) == 1
+    asked: list[str] = []
+    settled_as = deadletters.settled_as
+
+    def asking(store: Store, task_id: str) -> Any:
+        asked.append(task_id)
+        return settled_as(store, task_id)
+
+    monkeypatch.setattr(deadletters, "settled_as", asking)
+    assert q.results_of([first.id]) == {}
+    assert asked == [first.id]
 
 
 @pytest.mark.parametrize("keep_history", [True, False])

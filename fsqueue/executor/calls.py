@@ -11,7 +11,7 @@ from typing import Any
 
 from fsqueue.errors import InvalidArgument
 from fsqueue.format.models import Task
-from fsqueue.functions import SCRIPTS, Function
+from fsqueue.functions import SCRIPTS, Function, leads_back
 
 MOVE_IT = "Move it into a module, and import it from there."
 
@@ -69,10 +69,7 @@ def _place_of(function: object) -> tuple[str, str]:
             "defined within a function. Define it with 'def' at the top of a module, and import it from there."
         )
     module = _module_of(function, path)
-    found: Any = sys.modules.get(where)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if found is not function:
+    if not leads_back(function, where, path):
         raise InvalidArgument(
             f"{where}.{path} is something else than this function (a bound method, or decorated without "
             "functools.wraps?): a worker would import the wrong one. Give a function at the top of a module."

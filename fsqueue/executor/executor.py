@@ -103,10 +103,11 @@ class Executor(concurrent.futures.Executor):
     def _name(self, function: Callable[..., Any]) -> NamedFunction:
         """Return how calls of a function name it. The own worker learns of it before the first call is inserted."""
         self._calls.refuse()
-        if functions.loading:
+        if functions.loading.modules:
             raise InvalidArgument(
-                f"A worker imports {functions.loading[0]} to find a function, and the module submits calls while it is "
-                "imported. Each worker would submit them once more. Put that below: if __name__ == '__main__':"
+                f"A worker imports {functions.loading.modules[0]} to find a function, and the module submits calls "
+                "while it is imported. Each worker would submit them once more. Put that below: if __name__ == "
+                "'__main__':"
             )
         try:
             named = self._named.get(function)

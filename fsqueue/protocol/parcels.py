@@ -38,7 +38,7 @@ class Destination(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the path of that queue, as the holder's name has it."""
+        """Return the path of that queue, as the holder's name has it: whole, however long."""
         return self.title.removeprefix(MOVES)
 
 

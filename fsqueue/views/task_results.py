@@ -113,13 +113,14 @@ def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
     for at_work in inspection.with_outcomes(store, [*wanted]):
         if keeps_history:
             take(_ended(store, at_work))
-        buried += (info.as_result() for info in inspection.buried_of(store, at_work))
+        left = {names.task_id(at_work.batch, index) for index in wanted.get(at_work.batch, ())}
+        buried += (info.as_result() for info in inspection.buried_of(store, at_work) if info.id in left)
     for ended in finished.batches(store, only=[*wanted]) if keeps_history else ():
         take(_ended(store, ended))
     for shard in sorted({store.layout.shard(batch) for batch in wanted}):
         take(letter.as_result() for letter in deadletters.letters(store, shard))
     if wanted:
-        take(result for result in buried if deadletters.settled_as(store, result.id) is None)
+        take(result for result in buried if result.id not in found and deadletters.settled_as(store, result.id) is None)
     return found
 
 

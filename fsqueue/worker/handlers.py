@@ -174,10 +174,7 @@ def name_of(handler: object) -> dict[str, Any]:
                 "threads=…."
             )
         return {"module": MAIN, "file": os.path.abspath(file), "name": name}
-    found: Any = sys.modules.get(where)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not handler:
+    if not functions.leads_back(handler, where, name):
         raise InvalidArgument(
             f"{where}:{name} is something else than the handler (decorated without functools.wraps, or replaced?): "
             "another process would find the wrong one. Name it as 'package.module:function', or give threads=…."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import BinaryIO
 
 from fsqueue import forks
@@ -53,24 +54,23 @@ class StartedWorker:
     """
 
     def __init__(self, path: str, processes: int, names: int, told: Callable[[list[str]], object]) -> None:
-        theirs, self._ours = os.pipe()
-        self._told_in, told_out = os.pipe()
-        try:
+        with ExitStack() as on_error, ExitStack() as given:
+            theirs, self._ours = os.pipe()
+            on_error.callback(self._close)
+            given.callback(os.close, theirs)
+            self._told_in, told_out = os.pipe()
+            on_error.callback(self._close_told)
+            given.callback(os.close, told_out)
             self._process = subprocess.Popen(
                 [*python("own_worker"), path, str(processes), str(names), str(told_out)],
                 stdin=theirs,
                 pass_fds=(names, told_out),
                 start_new_session=True,  # Ctrl-C is for this process, which ends the worker itself
             )
-        except BaseException:
-            self._close()
-            os.close(self._told_in)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(told_out)
+            on_error.callback(self._end)
+            SideThread("fsqueue-executor-told", lambda: self._listen(told)).start()
+            on_error.pop_all()
         forks.register(self, StartedWorker._in_child)
-        SideThread("fsqueue-executor-told", lambda: self._listen(told)).start()
 
     @property
     def pid(self) -> int:
@@ -108,7 +108,12 @@ class StartedWorker:
             *lines, rest = (rest + data).split(b"\n")
             if lines:
                 told([line.decode() for line in lines])
-        os.close(self._told_in)
+        self._close_told()
+
+    def _end(self) -> None:
+        """End a worker to which no thread listens."""
+        self._process.kill()
+        self._process.wait()
 
     def _close(self) -> None:
         """Close the end of the pipe by which the worker knows that it may go on."""
@@ -116,7 +121,14 @@ class StartedWorker:
         if fd >= 0:
             os.close(fd)
 
+    def _close_told(self) -> None:
+        """Close the end of the pipe by which the worker tells what it is done with."""
+        fd, self._told_in = self._told_in, -1
+        if fd >= 0:
+            os.close(fd)
+
     def _in_child(self) -> None:
         """Let go of it in a forked child: the worker ends with the parent, and not later."""
         self._close()
+        self._close_told()
         self._process.returncode = 0  # it is no child of this process

@@ -256,6 +256,25 @@ def test_a_target_that_was_deleted_meanwhile(
     assert found(pair.queue("src"), "waiting", "delayed") == ALL
 
 
+def test_targets_whose_long_paths_begin_alike_are_told_apart(tmp_path: Path, fsqueue_cli: Run) -> None:
+    """Else a move to one is refused while tasks are held for the other, with advice that doubles those."""
+    pair = Pair(tmp_path / "home", ManualClock(time.time()), False)
+    home = tmp_path / ("a" * 120) / ("b" * 120)
+    home.mkdir(parents=True)
+    one, other = (Queue.create(home / name) for name in ("one", "other"))
+    mover = pair.mover()
+    mover.dst = one
+    batch, _ = parcels.place(next(task.id for task in pair.queue("src").tasks() if task.payload == 5))
+    held = parcels.hold(pair.queue("src").store, batch, range(8), mover._destination(), "host")
+    assert held is not None
+    assert fsqueue_cli("mv", str(pair.home / "src"), str(other.path)).stdout == f"{5 - len(held.tasks)}\n"
+    one.delete(foreground=True)
+    refused = fsqueue_cli("mv", str(pair.home / "src"), str(one.path), code=fsqueue.QueueNotFound.exit_code)
+    assert f"--worker 'mv to {one.path}'" in refused.stderr
+    given_back = fsqueue_cli("release-all", str(pair.home / "src"), "--worker", f"mv to {one.path}", "--yes")
+    assert given_back.stdout == f"{len(held.tasks)}\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--host", "host"], ["--host", "host", "--offline"]])
 def test_leases_of_a_move_are_not_released_with_others(tmp_path: Path, fsqueue_cli: Run, options: list[str]) -> None:
     """The target may have the tasks: they would be done at both queues."""

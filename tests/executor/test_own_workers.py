@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures as cf
+import errno
 import functools
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Executor, ForkedChild, InvalidArgument, Queue, QueueNotFound, TaskFailed
+from fsqueue import Executor, ForkedChild, InvalidArgument, Queue, QueueNotFound, TaskFailed, functions
 from fsqueue.worker import started_worker
 from tests.concurrency.processes import together
 from tests.executor import called
@@ -282,6 +284,64 @@ def test_a_forked_child_is_told_that_the_calls_are_its_parent_s(queue: Queue) ->
 
 
 # -- names ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["the second pipe", "the process", "the thread"])
+def test_a_worker_that_cannot_be_started_leaves_no_process_and_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start, pipe, pipes = subprocess.Popen, os.pipe, [0]
+
+    def started_process(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        if step == "the process":
+            raise OSError(errno.EAGAIN, "no process")
+        started.append(start(*args, **kwargs))
+        return started[-1]
+
+    def second_pipe() -> tuple[int, int]:
+        pipes[0] += 1
+        if step == "the second pipe" and pipes[0] == 2:
+            raise OSError(errno.EMFILE, "no descriptor")
+        return pipe()
+
+    def no_thread(_: object) -> None:
+        raise OSError(errno.EAGAIN, "no thread")
+
+    listed = started_worker.FunctionList()
+    names = listed.names
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as broken:
+        broken.setattr(subprocess, "Popen", started_process)
+        broken.setattr(os, "pipe", second_pipe)
+        if step == "the thread":
+            broken.setattr(started_worker.SideThread, "start", no_thread)
+        with pytest.raises(OSError, match="no "):
+            started_worker.StartedWorker(str(tmp_path), 1, names, lambda _: None)
+    assert [worker.returncode is not None for worker in started] == [True] * (step == "the thread")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    listed.close()
+
+
+def test_a_thread_may_submit_while_another_one_imports_functions(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_functions.py").write_text("import tests.executor.called as called\ncalled.at_import()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Executor(queue, workers=1) as executor:
+        found: list[int] = []
+
+        def submit() -> None:
+            found.append(executor.submit(called.add, 1, 2).result(PATIENCE_S))
+
+        def from_a_thread() -> None:
+            other = threading.Thread(target=submit)
+            other.start()
+            other.join()
+
+        monkeypatch.setattr(called, "at_import", from_a_thread, raising=False)
+        functions.load("slow_functions")
+        assert found == [3]
 
 
 def test_a_function_that_no_worker_can_import_is_refused_with_what_to_do(queue: Queue) -> None:
