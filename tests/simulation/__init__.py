@@ -21,6 +21,7 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `relays` | two queues that feed each other, and the judgement of what is asked of both |
+| `moves` | a move between two queues: each fault at calls of the mover, and what others do meanwhile |
 | `group_acts` | queues of a group, which come into being in the story, and the judgement of the group |
 | `update_acts` | atomic updates over queues of a group, with keys, cancellations and new payloads, and looks at them |
 | `update_judge`, `precedence` | the judgement of updates; whether there is an order in which all could happen |
