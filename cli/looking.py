@@ -232,18 +232,26 @@ def _priority(task: fsqueue.TaskInfo) -> str:
     return "" if task.priority is None else brief(wording.priority_text(task.priority), 40)
 
 
-@click.command(epilog=example("fsqueue show Q 0193f0c2a4b97c31a2d5e8f001234567.12"))
+@click.command(
+    epilog=example(
+        """fsqueue show Q 0193f0c2a4b97c31a2d5e8f001234567.12
+fsqueue show Q --key run-17"""
+    )
+)
 @queue_argument
-@click.argument("task", metavar="TASK")
+@click.argument("task", metavar="[TASK]", required=False)
+@click.option("--key", help="In place of TASK: the unfinished task that has this key.")
 @json_option
-def show(queue: str, task: str, as_json: bool) -> None:
+def show(queue: str, task: str | None, key: str | None, as_json: bool) -> None:
     """Show everything about one task of Q, by its id or a token: state, payload, worker, and its history.
 
     Of a task that was retried it names the new one, and of that the dead letter, or the completed task, that it was.
     """
-    task_id = task.partition("@")[0]
+    if (task is None) == (key is None):
+        raise click.UsageError("Name one task: by its id, as 'fsqueue ls' prints it, or by --key KEY.")
     with one_queue(queue) as q:
-        info = q.task(task_id)
+        info = q.task(task.partition("@")[0]) if task is not None else q.find(str(key))
+        task_id = info.id
         try:
             movements = q.history(task_id)
         except fsqueue.TaskNotFound:

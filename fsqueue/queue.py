@@ -86,7 +86,7 @@ from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_function
-from fsqueue.views import inspection
+from fsqueue.views import by_key, inspection
 
 if TYPE_CHECKING:
     from fsqueue import administration, asyncpoll, new_rows
@@ -935,6 +935,15 @@ class Queue(Maintenance):
         """Return what is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
         names.parse_task_id(id)  # before the store is asked for
         return inspection.task(self.store, id)
+
+    @verb("looking a key up")
+    def find(self, key: str) -> TaskInfo:
+        """Return what is known of the unfinished task that has this key; TaskNotFound. A hint while others insert.
+
+        It costs a few reads, however many tasks the queue has. A key is free again once its task has ended.
+        """
+        wanted = encoding.key_of(key, None)  # before the store is asked for
+        return by_key.find(self.store, wanted)
 
     def result(self, task: str | TaskRef, timeout_s: float | None = None) -> Any:
         """Return the result of a task, by its id or by what `insert` has returned, once the task is completed.

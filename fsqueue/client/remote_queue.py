@@ -527,6 +527,11 @@ class RemoteQueue(RemoteBase):
         found: TaskInfo = made(TaskInfo, self._ask_of(id, "task"))
         return found
 
+    def find(self, key: str) -> TaskInfo:
+        """Return what is known of the unfinished task that has this key: see `Queue.find`."""
+        found: TaskInfo = made(TaskInfo, self._ask("find", key=encoding.key_of(key, None)))
+        return found
+
     def result(self, task: str | TaskRef, timeout_s: float | None = None) -> Any:
         """Return the result of a task, once it is completed: see `Queue.result`."""
         return result_of(task, timeout_s, self.task, lambda: self.store)

@@ -26,11 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import fsqueue
 from fsqueue import metrics
-from fsqueue.service import api, faults, login, page, request_fields, taskstore_calls
+from fsqueue.service import api, faults, login, page, page_frame, request_fields, taskstore_calls
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.page import Pages
 from fsqueue.service.page_contents import QueueLook
 from fsqueue.service.request_batches import RequestBatches
 from fsqueue.service.served import Served
@@ -113,7 +112,7 @@ def application(
     app.state.root_path = root_path
     calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
     app.state.taskstore = calls
-    app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)
+    app.state.pages = page_frame.Pages(made.served, made.threads, calls.has_clients)
     guarded = ClientTimeouts(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
     return BrowserHeaders(
         ServerErrorMiddleware(guarded, faults.on_bug)
@@ -257,7 +256,7 @@ async def _metrics(request: Request) -> Response:
 
     They are those of the first QUEUES_MAX queues.
     """
-    pages: Pages = request.app.state.pages
+    pages: page_frame.Pages = request.app.state.pages
     served, match = pages.served, request_fields.check_pattern("match", request.query_params.get("match"))
 
     def make() -> MetricsPage:

@@ -24,6 +24,8 @@ Role = Literal["read", "write"]
 SAFE: Final = ("GET", "HEAD")
 OPEN: Final = ("/login", "/healthz")
 """Paths that can be asked for without a token. They tell nothing of the queues."""
+SESSION: Final = ("/login", "/logout")
+"""Paths whose forms change nothing but the browser's own cookie."""
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 FORM_BYTES_MAX = 64 << 10
 """The largest form: it is read before its token against forged requests is."""
@@ -119,7 +121,7 @@ class Gate:
         caller = self._caller(scope, headers) if refusal is None else None
         scope.setdefault("state", {})["caller"] = caller
         if caller is not None:
-            if scope["method"] in SAFE or scope["path"] == "/login":
+            if scope["method"] in SAFE or scope["path"] in SESSION:
                 await self._app(scope, receive, send)
                 return
             if not caller.may_write:

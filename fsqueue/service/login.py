@@ -19,7 +19,11 @@ PAGE_POLICY = (
 
 def routes() -> list[BaseRoute]:
     """Return the routes."""
-    return [Route("/login", _form), Route("/login", _log_in, methods=["POST"])]
+    return [
+        Route("/login", _form),
+        Route("/login", _log_in, methods=["POST"]),
+        Route("/logout", _log_out, methods=["POST"]),
+    ]
 
 
 def html(template: str, status: int = 200, **values: object) -> Response:
@@ -47,5 +51,20 @@ async def _log_in(request: Request) -> Response:
         samesite="strict",
         secure=request.url.scheme == "https",
         path=None,  # the browser takes the directory of this form: below a proxy's prefix others get no cookie
+    )
+    return answer
+
+
+async def _log_out(request: Request) -> Response:
+    """Have the browser forget what stands for the token."""
+    answer = RedirectResponse("login", 303)
+    answer.set_cookie(
+        cookie_name(request.scope),
+        "",
+        max_age=0,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path=None,  # as it was set
     )
     return answer

@@ -228,6 +228,10 @@ class CommandLine:
         found: fsqueue.TaskInfo = made(fsqueue.TaskInfo, self._of_queue(self._one("show", id)))
         return found
 
+    def find(self, key: str) -> fsqueue.TaskInfo:
+        found: fsqueue.TaskInfo = made(fsqueue.TaskInfo, self._of_queue(self._one("show", "--key", key)))
+        return found
+
     def history(self, id: str) -> list[fsqueue.Movement]:
         return [made(fsqueue.Movement, one) for one in self._one("show", id)["history"]]
 

@@ -18,7 +18,7 @@ from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, models, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.service import attention, page, page_contents
+from fsqueue.service import attention, page_contents, page_frame
 from fsqueue.simulation import figures as simulation_figures
 from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
@@ -59,7 +59,7 @@ NUMBERS = [
         "every two seconds at most, and for a twentieth",
         (page_contents.Names.LIST_S, page_contents.Names.LIST_SHARE) == (2, 1 / 20),
     ),
-    ("docs/page.md", "takes longer than 0.4 s", page.FIRST_S == 0.4),
+    ("docs/page.md", "takes longer than 0.4 s", page_frame.FIRST_S == 0.4),
     (
         "docs/page.md",
         "every two seconds at most, and for a fifth of the",
@@ -67,7 +67,7 @@ NUMBERS = [
     ),
     ("docs/page.md", "half as long again as the one before", page_contents.QUIET_SHARE == 0.5),
     ("docs/page.md", "fewer than 30 calls a minute", page_contents.CALLS_A_MINUTE < 30),
-    ("docs/page.md", "nobody has touched for ten minutes", page.IDLE_S == 600),
+    ("docs/page.md", "nobody has touched for ten minutes", page_frame.IDLE_S == 600),
     ("docs/page.md", "no sign of life for half a lease", attention.SILENT_SHARE == 0.5),
     ("docs/status.md", "over the last minute, or over the last hour", activity.WINDOWS_S == (60, 3600)),
     ("docs/status.md", "fewer than 30 tasks", activity.FEW == 30),

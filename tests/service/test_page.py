@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import fsqueue
 from fsqueue import Group
-from fsqueue.service import page, page_contents
+from fsqueue.service import page, page_contents, page_frame, page_lists
 from tests.service.conftest import READ, WRITE, Open
 from tests.waiting import PATIENCE_S, until
 
@@ -27,7 +27,7 @@ LONG = "x" * (64 << 10)
 
 @pytest.fixture(autouse=True)
 def _no_page_comes_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "FIRST_S", 60.0)
+    monkeypatch.setattr(page_frame, "FIRST_S", 60.0)
 
 
 def text(client: TestClient, path: str, status: int = 200, **query: str) -> str:
@@ -233,7 +233,7 @@ def test_a_first_look_that_takes_long_does_not_keep_the_page_waiting(
 ) -> None:
     group["q"].insert(1)
     go, look_at = threading.Event(), page_contents.look_at
-    monkeypatch.setattr(page, "FIRST_S", 0.01)
+    monkeypatch.setattr(page_frame, "FIRST_S", 0.01)
 
     def slow(*given: Any, **how: Any) -> page_contents.QueueLook:
         assert go.wait(PATIENCE_S)
@@ -304,7 +304,79 @@ def test_payloads_of_all_kinds_are_shown() -> None:
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
-    assert page._as_text(deep) == "(nested too deeply to be shown)"
-    assert json.loads(page._as_text({"a": "é"}, 2)) == {"a": "é"}
-    assert page._lines("x\ny") == ["x", "y"]
-    assert page._lines("x" * 5000)[-1] == "… (cut: it has 5,000 characters)"
+    assert page_frame.as_text(deep) == "(nested too deeply to be shown)"
+    assert json.loads(page_frame.as_text({"a": "é"}, 2)) == {"a": "é"}
+    assert page_frame.lines_of("x\ny") == ["x", "y"]
+    assert page_frame.lines_of("x" * 5000)[-1] == "… (cut: it has 5,000 characters)"
+
+
+def test_a_task_is_found_by_its_id_its_token_and_its_key(client: TestClient, group: Group) -> None:
+    group["fetch"].insert("other")
+    ref = group["parse"].insert(HOSTILE, key=HOSTILE)
+    [task] = group["parse"].lease()
+    where = f"task?queue=parse&id={ref.id}"
+    for wanted in (ref.id, f"  {task.token} ", HOSTILE):
+        for queue in ({}, {"queue": "parse"}):
+            answer = client.get("/find", params={"task": wanted, **queue})
+            assert (answer.status_code, answer.headers.get("location")) == (303, where), answer.text
+    assert SHOWN in text(client, "/task", queue="parse", id=ref.id)
+    assert "No task has the id" in text(client, "/find", 404, task=ref.id, queue="fetch")
+    assert text(client, "/find", 404, task="no such key")
+    assert text(client, "/find", 400, task="  ")
+    assert 'action="find"' in text(client, "/")
+    assert 'name="queue" value="parse"' in text(client, "/queue", name="parse")
+
+
+def test_tasks_in_a_state_are_listed_page_by_page(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_lists, "ROWS", 2)
+    monkeypatch.setattr(page_lists, "LIST_PAGES_MAX", 2)
+    queue = group["q"]
+    queue.insert_many([f"{HOSTILE} {number}" for number in range(5)])
+    queue.insert("later", delay_s=3600, key="a key", priority=4)
+    [task] = queue.lease()
+    first = text(client, "/tasks", queue="q", state="waiting")
+    assert re.findall(r" (\d)</td>", first) == ["1", "2"]
+    assert SHOWN in first
+    assert 'href="tasks?queue=q&amp;state=waiting&amp;page=1" rel="next"' in first
+    second = text(client, "/tasks", queue="q", state="waiting", page="1")
+    assert re.findall(r" (\d)</td>", second) == ["3", "4"]
+    assert "There are more" not in second
+    assert 'rel="next"' not in second
+    queue.insert("one more")
+    assert f"fsqueue ls {queue.path} --state waiting" in text(client, "/tasks", queue="q", state="waiting", page="7")
+    delayed = text(client, "/tasks", queue="q", state="delayed")
+    assert "later" in delayed
+    assert "a key" in delayed
+    assert task.id in text(client, "/tasks", queue="q", state="leased")
+    assert "Waiting tasks of q" in text(client, "/tasks", queue="q", state="foo")
+    assert 'href="tasks?queue=q&amp;state=leased"' in text(client, "/queue", name="q")
+
+
+def test_a_worker_has_a_page_as_long_as_it_holds_a_task(client: TestClient, group: Group) -> None:
+    queue = Group(group.path, worker=HOSTILE[:-5])["q"]
+    queue.insert_many(["first", "second"])
+    tasks = queue.lease(2)
+    [digest] = re.findall(r'href="worker\?queue=q&amp;worker=(\w+)"', text(client, "/queue", name="q"))
+    shown = text(client, "/worker", queue="q", worker=digest)
+    assert all(task.id in shown for task in tasks)
+    assert "second" in shown
+    assert "Release all leases of" in shown
+    queue.complete(tasks)
+    assert "holds no task of q any more" in text(client, "/worker", 404, queue="q", worker=digest)
+
+
+@pytest.mark.parametrize("token", [READ, WRITE])
+def test_a_browser_that_logs_out_has_to_show_the_token_again(group: Group, open_gateway: Open, token: str) -> None:
+    group["q"].insert(1)
+    client = open_gateway(group.path, token=None)
+    client.post("/login", data={"token": token})
+    assert 'action="logout"' in text(client, "/")
+    forged = client.post("/logout", headers={"origin": "http://evil.example"})
+    assert forged.status_code == 403
+    assert client.get("/").status_code == 200
+    answer = client.post("/logout")
+    assert (answer.status_code, answer.headers["location"]) == (303, "login")
+    assert client.get("/", headers={"accept": "text/html"}).headers["location"] == "login"
+    assert 'action="logout"' not in text(open_gateway(group.path), "/"), "a client with a header has no cookie"

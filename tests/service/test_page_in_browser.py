@@ -142,9 +142,12 @@ def test_each_page_fits_each_window_and_runs_nothing_that_others_wrote(served: S
     served.says("→ index", "#part-stages")
     dead = next(served.group["fetch"].tasks("dead")).id
     [moved] = served.group["index"].peek()
+    served.show("/queue?name=fetch")
+    worker = "/" + browser.run("document.querySelector('a[href^=worker]').getAttribute('href')")
     for path in (
         "/", "/queue?name=fetch", "/dead?queue=fetch", f"/queue?name={quote(HOSTILE)}", f"/task?queue=fetch&id={dead}",
-        f"/task?queue=index&id={moved.id}",
+        f"/task?queue=index&id={moved.id}", "/tasks?queue=fetch&state=leased", "/tasks?queue=fetch&state=waiting",
+        worker,
     ):  # fmt: skip
         for width, dark in ((320, False), (420, True), (641, False), (1280, True)):
             where = f"{path} at {width}"
@@ -162,6 +165,17 @@ def test_each_page_fits_each_window_and_runs_nothing_that_others_wrote(served: S
         assert browser.run(
             "performance.getEntriesByType('resource').every(one => one.name.startsWith(location.origin))"
         )
+
+
+def test_a_task_is_found_by_its_key_and_a_log_out_ends_the_visit(served: Served, browser: Browser) -> None:
+    served.group["parse"].insert({"page": 17}, key="page 17/ä")
+    served.show("/")
+    browser.run("document.querySelector('#task').value = 'page 17/ä'")
+    browser.run("document.querySelector('form[action=find] button').click()")
+    served.says("page 17/ä", "#part-about")
+    served.says('"page": 17', "#part-payload")
+    browser.run("document.querySelector('form[action=logout] button').click()")
+    until(lambda: browser.run("location.pathname").endswith("/login"), "the browser to be logged out")
 
 
 def test_by_keyboard_alone_a_queue_is_resumed_and_the_focus_stays(served: Served, browser: Browser) -> None:

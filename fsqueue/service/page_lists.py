@@ -1,0 +1,224 @@
+"""Pages that list tasks, or find one: tasks in a state, what one worker holds, a task by its id or key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+import fsqueue
+from fsqueue.format.wording import duration
+from fsqueue.service import attention
+from fsqueue.service.page_contents import ROWS, WHOLE_MAX
+from fsqueue.service.page_frame import (
+    CALLS,
+    CELL_CHARS_MAX,
+    Pages,
+    above,
+    answer,
+    as_text,
+    common,
+    page_number,
+    pages_of,
+    queue_link,
+    safely,
+    task_link,
+    url,
+)
+from fsqueue.webpages import charts
+from fsqueue.webpages.rendering import Link
+
+STATES: tuple[fsqueue.State, ...] = ("waiting", "delayed", "leased")
+"""The states whose tasks are listed; dead letters have a page of their own."""
+LIST_PAGES_MAX = 20
+"""Maximum number of pages of a list. Each page reads all tasks of those before it."""
+
+
+def routes() -> list[BaseRoute]:
+    """Return the routes."""
+    return [
+        Route("/tasks", safely(_tasks)),
+        Route("/worker", safely(_worker)),
+        Route("/find", safely(_find)),
+    ]
+
+
+# -- tasks in a state ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TasksPage:
+    """Some tasks of a queue that are in one state."""
+
+    tasks: list[fsqueue.TaskInfo]
+    has_more: bool
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        return [(task.id, task.version) for task in self.tasks], self.has_more
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem, at most."""
+        return CALLS
+
+
+async def _tasks(request: Request) -> Response:
+    pages, name = pages_of(request), request.query_params.get("queue", "")
+    number = min(page_number(request, "page"), LIST_PAGES_MAX - 1)
+    state = request.query_params.get("state", "")
+    wanted = next((one for one in STATES if one == state), STATES[0])
+    key = "tasks", name, wanted, number
+
+    def make() -> TasksPage:
+        with pages.served.queue(name) as queue:
+            tasks = list(islice(queue.tasks(wanted), number * ROWS, (number + 1) * ROWS + 1))
+            return TasksPage(tasks[:ROWS], len(tasks) > ROWS)
+
+    seen = await pages.seen_now(key, make)
+    shown: TasksPage = seen.shown
+    is_last = number == LIST_PAGES_MAX - 1
+    values = common(request, f"{wanted.capitalize()} tasks of {name}", above(pages, queue_link(name)))
+    more = {
+        "state": wanted,
+        "rows": [_row(name, task, wanted) for task in shown.tasks],
+        "others": [Link(one, url("tasks", queue=name, state=one)) for one in STATES if one != wanted],
+        "before": url("tasks", queue=name, state=wanted, page=number - 1) if number else "",
+        "after": url("tasks", queue=name, state=wanted, page=number + 1) if shown.has_more and not is_last else "",
+        "number": number + 1,
+        "numbers": 0,
+        "is_cut": shown.has_more and is_last,
+        "path": pages.path_of(name),
+    }
+    return answer(request, "tasks.html", key, seen, values | more)
+
+
+def _row(name: str, task: fsqueue.TaskInfo, state: fsqueue.State) -> dict[str, Any]:
+    """Return what a list shows of a task."""
+    row: dict[str, Any] = {"task": task_link(name, task.id)}
+    if state == "leased":
+        row |= {"since": _moment(task.since), "lease until": _moment(task.lease_until)}
+        row |= {"worker": attention.who(task.worker)}
+    elif state == "delayed":
+        row |= {"available": _moment(task.available_at)}
+    else:
+        row |= {"since": _moment(task.since)}
+    return row | {
+        "attempt": task.attempt,
+        "priority": None if task.priority is None else attention.cut(str(task.priority), CELL_CHARS_MAX),
+        "key": None if task.key is None else attention.cut(task.key, CELL_CHARS_MAX),
+        "payload": attention.cut(as_text(task.payload), CELL_CHARS_MAX),
+    }
+
+
+def _moment(at: float | None) -> str | None:
+    return None if at is None else charts.moment(at)
+
+
+# -- a worker ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPage:
+    """A worker, and some of the tasks that it holds."""
+
+    worker: fsqueue.LeaseHolder
+    tasks: list[fsqueue.TaskInfo]
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        return self.worker.life, self.worker.heartbeat, [(task.id, task.version) for task in self.tasks]
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem, at most."""
+        return CALLS
+
+
+def worker_link(name: str, worker: fsqueue.LeaseHolder) -> Link:
+    """Return a link to the page of a worker."""
+    return Link(attention.who(worker.worker), url("worker", queue=name, worker=_digest(worker)))
+
+
+def _digest(worker: fsqueue.LeaseHolder) -> str:
+    """Return what names a worker in an address."""
+    return blake2b(worker.key, digest_size=16).hexdigest()
+
+
+async def _worker(request: Request) -> Response:
+    pages, name = pages_of(request), request.query_params.get("queue", "")
+    digest = request.query_params.get("worker", "")
+    key = "worker", name, digest
+
+    def make() -> WorkerPage:
+        with pages.served.queue(name) as queue:
+            worker = next((one for one in queue.workers() if _digest(one) == digest), None)
+            if worker is None:
+                raise fsqueue.TaskNotFound(f"This worker holds no task of {name} any more.")
+            tasks = []
+            for task_id in worker.tasks[:ROWS]:
+                try:
+                    tasks.append(queue.task(task_id))
+                except fsqueue.TaskNotFound:  # it has ended meanwhile
+                    continue
+            return WorkerPage(worker, tasks)
+
+    seen = await pages.seen_now(key, make)
+    shown: WorkerPage = seen.shown
+    worker, now = shown.worker, seen.at
+    facts = {
+        **{what: attention.cut(as_text(value), CELL_CHARS_MAX) for what, value in worker.worker.items()},
+        "node": worker.node,
+        "job": worker.job,
+        "life": f"{worker.life}, {worker.evidence}" if worker.evidence else worker.life,
+        "holds tasks since": charts.moment(worker.since),
+        "last heard of": f"{duration(max(0.0, now - worker.heartbeat))} ago",
+        "first lease runs out": charts.moment(worker.lease_until),
+        "tasks": f"{len(worker.tasks):,}",
+    }
+    values = common(request, attention.who(worker.worker), above(pages, queue_link(name)))
+    more = {
+        "name": name,
+        "life": worker.life,
+        "facts": [{"what": what, "value": value} for what, value in facts.items() if value not in (None, "")],
+        "rows": [_row(name, task, "leased") for task in shown.tasks],
+        "has_more": len(worker.tasks) > ROWS,
+        "host": str(worker.worker.get("host", "")),
+    }
+    return answer(request, "worker.html", key, seen, values | more)
+
+
+# -- a task by its id or key ---------------------------------------------------------------------------------------
+
+
+async def _find(request: Request) -> Response:
+    """Lead to the page of the task that has this id, or this key."""
+    pages, wanted = pages_of(request), request.query_params.get("task", "").strip()
+    given = request.query_params.get("queue", "")
+    found = await pages.threads.run(lambda: _found(pages, given, wanted))
+    return RedirectResponse(url("task", queue=found[0], id=found[1]), 303)
+
+
+def _found(pages: Pages, given: str, wanted: str) -> tuple[str, str]:
+    """Return the queue and the id of a task. `given`: the queue to look in; "" for all of the group. TaskNotFound."""
+    if not wanted:
+        raise fsqueue.InvalidArgument("Enter the id of a task, or its key.")
+    names, unread = [given], 0
+    if not given:
+        names = [str(pages.served.only)] if pages.names is None else pages.names.containing("", fresh=True)[0]
+        unread = max(0, len(names) - WHOLE_MAX)
+    for name in names[:WHOLE_MAX]:
+        with pages.served.queue(name) as queue:
+            for look, by in ((queue.task, wanted.partition("@")[0]), (queue.find, wanted)):
+                try:
+                    return name, look(by).id
+                except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.InvalidArgument, fsqueue.InvalidTask):
+                    continue
+    more = f" {unread:,} further queues were not looked at: search on the page of the queue." if unread else ""
+    raise fsqueue.TaskNotFound(
+        f"No task has the id {wanted!r:.200}, and no unfinished one has it as its key. The queue may not keep tasks "
+        f"that have ended.{more}"
+    )
