@@ -8,7 +8,7 @@ import threading
 _NOT_OF_TESTS = frozenset(threading.enumerate())
 """Threads that ran before the first test: the main one, and those of pytest-xdist."""
 at_rest: set[threading.Thread] = set()
-"""Threads of tests that wait for the next work, and hold nothing of the last one."""
+"""Threads of tests that wait for the next work, and hold nothing of the last one. Each adds and removes itself."""
 
 
 def collect_and_keep() -> None:

@@ -225,21 +225,22 @@ class _Thread:
     def rest(self) -> None:
         """Wait for the next worker."""
         _idle.append(self)
-        at_rest.add(self._thread)
 
     @classmethod
     def woken(cls) -> _Thread:
         """Return one that waits, or another one."""
         if not _idle:
             return cls()
-        found = _idle.pop()
-        at_rest.discard(found._thread)
-        return found
+        return _idle.pop()
 
     def _run(self) -> None:
         tell_here()
         while True:
+            # Not before: the worker that ends last wakes the main thread while its own frames still hold its world.
+            # That would be kept for good.
+            at_rest.add(self._thread)
             self.turn.acquire()
+            at_rest.discard(self._thread)
             job, self.job = self.job, None
             assert job is not None
             begin_anew()
