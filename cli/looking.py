@@ -250,7 +250,7 @@ def show(queue: str, task: str | None, key: str | None, as_json: bool) -> None:
     if (task is None) == (key is None):
         raise click.UsageError("Name one task: by its id, as 'fsqueue ls' prints it, or by --key KEY.")
     with one_queue(queue) as q:
-        info = q.task(task.partition("@")[0]) if task is not None else q.find(str(key))
+        info = q.task(task.partition("@")[0]) if task is not None else q.find_by_key(str(key))
         task_id = info.id
         try:
             movements = q.history(task_id)

@@ -86,7 +86,7 @@ from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_function
-from fsqueue.views import by_key, inspection
+from fsqueue.views import inspection
 
 if TYPE_CHECKING:
     from fsqueue import administration, asyncpoll, new_rows
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from fsqueue.views import (
         activity,
         attaching,
+        by_key,
         lease_holders,
         priorities,
         stuck_locks,
@@ -117,7 +118,7 @@ else:
     lease_holders, priorities = Late("fsqueue.views.lease_holders"), Late("fsqueue.views.priorities")
     task_results, stuck_locks = Late("fsqueue.views.task_results"), Late("fsqueue.views.stuck_locks")
     task_history, timeline = Late("fsqueue.views.task_history"), Late("fsqueue.views.timeline")
-    usage = Late("fsqueue.views.usage")
+    by_key, usage = Late("fsqueue.views.by_key"), Late("fsqueue.views.usage")
 
 Order = Literal["priority", "random"]
 
@@ -937,7 +938,7 @@ class Queue(Maintenance):
         return inspection.task(self.store, id)
 
     @verb("looking a key up")
-    def find(self, key: str) -> TaskInfo:
+    def find_by_key(self, key: str) -> TaskInfo:
         """Return what is known of the unfinished task that has this key; TaskNotFound. A hint while others insert.
 
         It costs a few reads, however many tasks the queue has. A key is free again once its task has ended.

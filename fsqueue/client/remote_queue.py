@@ -527,9 +527,9 @@ class RemoteQueue(RemoteBase):
         found: TaskInfo = made(TaskInfo, self._ask_of(id, "task"))
         return found
 
-    def find(self, key: str) -> TaskInfo:
-        """Return what is known of the unfinished task that has this key: see `Queue.find`."""
-        found: TaskInfo = made(TaskInfo, self._ask("find", key=encoding.key_of(key, None)))
+    def find_by_key(self, key: str) -> TaskInfo:
+        """Return what is known of the unfinished task that has this key: see `Queue.find_by_key`."""
+        found: TaskInfo = made(TaskInfo, self._ask("find_by_key", key=encoding.key_of(key, None)))
         return found
 
     def result(self, task: str | TaskRef, timeout_s: float | None = None) -> Any:

@@ -198,21 +198,21 @@ async def _find(request: Request) -> Response:
     """Lead to the page of the task that has this id, or this key."""
     pages, wanted = pages_of(request), request.query_params.get("task", "").strip()
     given = request.query_params.get("queue", "")
+    if not wanted:
+        return RedirectResponse(url("queue", name=given) if given else "./", 303)
     found = await pages.threads.run(lambda: _found(pages, given, wanted))
     return RedirectResponse(url("task", queue=found[0], id=found[1]), 303)
 
 
 def _found(pages: Pages, given: str, wanted: str) -> tuple[str, str]:
     """Return the queue and the id of a task. `given`: the queue to look in; "" for all of the group. TaskNotFound."""
-    if not wanted:
-        raise fsqueue.InvalidArgument("Enter the id of a task, or its key.")
     names, unread = [given], 0
     if not given:
         names = [str(pages.served.only)] if pages.names is None else pages.names.containing("", fresh=True)[0]
         unread = max(0, len(names) - WHOLE_MAX)
     for name in names[:WHOLE_MAX]:
         with pages.served.queue(name) as queue:
-            for look, by in ((queue.task, wanted.partition("@")[0]), (queue.find, wanted)):
+            for look, by in ((queue.task, wanted.partition("@")[0]), (queue.find_by_key, wanted)):
                 try:
                     return name, look(by).id
                 except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.InvalidArgument, fsqueue.InvalidTask):

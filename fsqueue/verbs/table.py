@@ -213,7 +213,7 @@ OF_QUEUES: Sequence[Verb] = (
          _get(f"{QUEUE}/peek", Field("n", "whole", "How many at most.", default=1, least=1, most=1_000),
               answer="tasks"), absent=list),
     Verb("task", "What is known of a task.", "reads", _get(ONE_TASK), absent=_no_such_task, command="show"),
-    Verb("find", "What is known of the unfinished task that has a key.", "reads",
+    Verb("find_by_key", "What is known of the unfinished task that has a key.", "reads",
          _get(f"{QUEUE}/keys", Field("key", "text", "The key.", needed=True, least=1, most=1024)),
          absent=_no_such_task, command="show"),
     Verb("result", "The result of a task, once it is completed.", "reads", absent="own"),

@@ -228,7 +228,7 @@ class CommandLine:
         found: fsqueue.TaskInfo = made(fsqueue.TaskInfo, self._of_queue(self._one("show", id)))
         return found
 
-    def find(self, key: str) -> fsqueue.TaskInfo:
+    def find_by_key(self, key: str) -> fsqueue.TaskInfo:
         found: fsqueue.TaskInfo = made(fsqueue.TaskInfo, self._of_queue(self._one("show", "--key", key)))
         return found
 

@@ -31,7 +31,7 @@ LACKING = {
     "peek": "a claim takes a random task: none is the next one",
     "history": "an id of a task that has ended tells nothing",
     "results_of": "its ids are other numbers",
-    "find": "its tasks have no keys",
+    "find_by_key": "its tasks have no keys",
     "result": "a client adds what comes of a task as another task",
     "results": "a client adds what comes of a task as another task",
     "result_columns": "a client adds what comes of a task as another task",

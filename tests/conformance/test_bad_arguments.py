@@ -115,7 +115,7 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "wait poll": (of("wait", "poll", timeout_s=0), NO_FUNCTION),
     "peek": (of("peek"), NO_COUNT),
     "task": (of("task"), (None, 5, "", "foo", "../foo", [])),
-    "find": (of("find"), (None, 5, "", b"a", [], "a" * 2000)),
+    "find_by_key": (of("find_by_key"), (None, 5, "", b"a", [], "a" * 2000)),
     "history": (of("history"), (None, 5, "", "foo", "../foo", [])),
     "tasks": (of("tasks"), ("foo", "", 5, ["waiting"])),
     "results where": (of("results", "where"), NO_FUNCTION),

@@ -187,25 +187,25 @@ def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
     assert queue.delete() == {}
 
 
-@lacks(commands="`ls` lists in no order.", taskstore="A claim takes a random task.")
 @A_KEY
 def test_an_unfinished_task_is_found_by_its_key(queue: Any) -> None:
     queue.insert_many([1, 2])
     queue.insert("with a key", key="run 17/ä")
     queue.insert("with another", key="run 18")
-    found = queue.find("run 17/ä")
+    found = queue.find_by_key("run 17/ä")
     assert (found.payload, found.key, found.state) == ("with a key", "run 17/ä", "waiting")
     assert queue.task(found.id) == found
     [task] = [one for one in queue.lease(10) if one.id == found.id]
-    assert queue.find("run 17/ä").state == "leased"
+    assert queue.find_by_key("run 17/ä").state == "leased"
     task.complete()
     with pytest.raises(TaskNotFound, match="key"):
-        queue.find("run 17/ä")
-    assert queue.find("run 18").payload == "with another"
+        queue.find_by_key("run 17/ä")
+    assert queue.find_by_key("run 18").payload == "with another"
     with pytest.raises(TaskNotFound):
-        queue.find("no such key")
+        queue.find_by_key("no such key")
 
 
+@lacks(commands="`ls` lists in no order.", taskstore="A claim takes a random task.")
 def test_the_next_tasks_are_seen_as_they_are_listed(queue: Any) -> None:
     queue.insert(1, priority=1)
     assert queue.peek(5_000) == list(queue.tasks())

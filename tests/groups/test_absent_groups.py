@@ -131,7 +131,7 @@ QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
     "next of poll": lambda queue: next(iter(queue.poll()), None),
     "result": lambda queue: queue.result("0" * 32 + ".0"),
     "results_of": lambda queue: queue.results_of("0" * 32 + ".0"),
-    "find": lambda queue: queue.find("key"),
+    "find_by_key": lambda queue: queue.find_by_key("key"),
     "task": lambda queue: queue.task("0" * 32 + ".0"),
     "wait": lambda queue: queue.wait(timeout_s=5),
 }

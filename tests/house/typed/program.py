@@ -93,7 +93,7 @@ def verbs(queue: Queue) -> None:
     others += queue.lease_by_id([task.id], lease_s=30)
     known: dict[str, fsqueue.Result] = queue.results_of([task.id, queue.insert(7)])
     assert known[task.id].state == "leased"
-    found: fsqueue.TaskInfo = queue.find("a key")
+    found: fsqueue.TaskInfo = queue.find_by_key("a key")
     print(found.key)
     for ref in fsqueue.as_completed([queue.insert(8)], timeout_s=60):
         now: fsqueue.State = ref.state()
