@@ -92,8 +92,8 @@ class Ahead(Protocol):
     failures_max: float
     failures_left: float
 
-    def complete(self, task: LeasedTask) -> bool:
-        """Complete `task` and lease another in one step; return False if nothing was done."""
+    def complete(self, task: LeasedTask, result: bytes | None) -> bool:
+        """Complete `task`, with a `result` as JSON, and lease another in one step; return False if nothing was done."""
 
     def goes_on(self, task: LeasedTask, error: Exception) -> bool:
         """Return whether the loop goes on after the error of a task's block."""

@@ -402,11 +402,14 @@ class Prefetched:
         """Forget the tasks, in a forked child, which leases its own: they are its parent's."""
         self.tasks.clear()
 
-    def complete(self, task: LeasedTask) -> bool:
-        """Complete `task` and lease another; False if that was not possible in one step, and nothing was done."""
+    def complete(self, task: LeasedTask, result: bytes | None) -> bool:
+        """Complete `task`, with a `result` as JSON, and lease another.
+
+        False if that was not possible in one step, and nothing was done.
+        """
         if not self.open or self.tasks:
             return False
-        got = self.queue._leaser.exchange(task, self.lease_ms)
+        got = self.queue._leaser.exchange(task, result, self.lease_ms)
         if got is None:
             return False
         self.add(got)

@@ -704,7 +704,7 @@ class Queue(Maintenance):
                     encoded = encode_result(result)
                 except InvalidTask as error:
                     refuse({task.id: str(error)})
-            is_done = task.poll is not None and result is None and task.poll.complete(task)
+            is_done = task.poll is not None and task.poll.complete(task, encoded)
             if not is_done and not fast_path.complete_in_hand(self.store, task, encoded):
                 transitions.complete(self.store, [task], transitions.result_of(task, encoded))
             task.done = True

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import orjson
 import pytest
 
 from fsqueue import (
     InvalidArgument,
+    InvalidResult,
     LeasedTask,
     LeaseLost,
     Queue,
@@ -152,6 +154,39 @@ def test_leaving_the_loop_puts_back_what_was_leased_ahead(q: Queue) -> None:
     gc.collect()
     assert q.status().as_dict() == {"inserted": 10, "waiting": 9, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
     assert all(info.attempt == 0 for info in q.tasks())
+
+
+@pytest.mark.parametrize("result", [None, {"y": [1, None]}, "x" * 5_000])
+def test_a_completion_leases_the_next_task_in_the_same_append(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, result: Any
+) -> None:
+    q.insert_many(range(5), batch_tasks=5)
+    appended: list[bytes] = []
+    write = q.store.fs.write
+    monkeypatch.setattr(q.store.fs, "write", lambda fd, data: appended.append(bytes(data)) or write(fd, data))
+    poll = iter(q.poll())
+    first = next(poll)
+    appended.clear()
+    first.complete(result)
+    second = next(poll)
+    [both] = appended
+    completion, lease, end = both.split(b"\n")
+    assert (orjson.loads(completion)["op"], orjson.loads(lease)["op"], end) == ("complete", "lease", b"")
+    [log] = log_files(q)
+    assert second.version == log.stat().st_size - len(lease) - 1
+    assert (q.task(first.id).state, q.task(first.id).result) == ("completed", result)
+    assert Queue(q.path).task(first.id).result == result
+
+
+def test_a_result_that_cannot_be_kept_leases_no_further_task(q: Queue) -> None:
+    q.insert_many(range(5), batch_tasks=5)
+    poll = q.poll()
+    task = next(poll)
+    with pytest.raises(InvalidResult):
+        task.complete(object())
+    assert (q.status().leased, q.status().completed) == (1, 0)
+    task.complete(1)
+    assert (q.status().leased, q.status().completed) == (1, 1)
 
 
 def test_leaving_after_an_exchange_puts_back_what_came_with_it(q: Queue) -> None:

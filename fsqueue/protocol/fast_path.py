@@ -207,9 +207,16 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
 
 
 def exchange_next(
-    store: Store, task: LeasedTask, lease_ms: int | None, holder: Holder, queue: Verbs | None
+    store: Store,
+    task: LeasedTask,
+    result: bytes | None,
+    lease_ms: int | None,
+    holder: Holder,
+    queue: Verbs | None,
 ) -> list[LeasedTask] | None:
-    """Complete a task and lease the next one of its batch, by one append. Return that one. None: go the normal way.
+    """Complete a task, with a `result` as JSON, and lease the next one of its batch, by one append. Return that one.
+
+    None: go the normal way.
 
     What `complete_in_hand` and `lease_next` look at holds. No other batch has a better task. [] if the next one was not
     leased: what the log has of the completion was not known at first, and the task is completed.
@@ -232,7 +239,9 @@ def exchange_next(
         if pread(fd, TAIL_BYTES, log.end):
             log.catch_up()
         state, done = log.replay_state, task.index
-        if not state.holds(done, task.lease) or state.used or task.used is not None or task.took_s is not None:
+        if not state.holds(done, task.lease) or state.used:
+            raise Unusual
+        if task.began is not None or task.used is not None or task.took_s is not None:
             raise Unusual
         at = store.clock.now_ms()
         if (last := state.at) > at:
@@ -258,11 +267,11 @@ def exchange_next(
         base, lease = log.end, store.entropy.hex16()
         if CHECK:
             transitions.check_fenced(LockedBatch.entered(store, log), task.lease, [done])
-        if task.began is not None:
-            made |= transitions.measured(LockedBatch.entered(store, log), task, at)
-            state.apply(made, base)
+        if result is None:
+            state.complete(at, [done], base)
         else:
-            state.complete(at, [done], base, None)
+            state.complete(at, [done], base, loads(result))
+            made["result"] = Fragment(result)
         completion = dumps(made, option=OPT_APPEND_NEWLINE)
         base += len(completion)
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
@@ -309,7 +318,7 @@ def exchange_next(
         finally:
             log.mutex.release()
             held.remove(log)
-    transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
+    transitions.complete(store, [task], transitions.result_of(task, result), lost)  # tells whether it is in the log
     return []
 
 

@@ -95,7 +95,7 @@ LATER: Final = Without.LATER
 LIMITED: Final = Without.LIMITED
 FULL: Final = Without.FULL
 LEFT: Final = (BUSY, UNDECIDED, LIMITED, FULL)
-"""It is not known what a batch has that gave no task for one of these reasons."""
+"""Reasons for which a batch gave no task, while it is not known what it has."""
 Got = list[LeasedTask] | Without
 
 
@@ -106,7 +106,7 @@ class Leaser:
         self.queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
         self.store = store
         self.at_random = at_random
-        """Whether any task will do, rather than the most urgent one."""
+        """True if any task will do, rather than the most urgent one."""
         self.generation = store.queue_state.generation
         self.current: Batch | None = None
         """The batch to lease from first: the last one that gave a task."""
@@ -115,9 +115,9 @@ class Leaser:
         self._limit: Rank = LAST
         """Nothing less urgent is taken from the batch at hand."""
         self._overpromised = 0
-        """How many batches in a row had less urgent tasks than they promised."""
+        """Number of batches in a row that had less urgent tasks than they promised."""
         self._corrected: set[Batch] | None = None
-        """In a strict look, the batches whose names have promised too much. `OVERPROMISED_MAX` does not count these."""
+        """Batches whose names have promised too much, in a strict look. `OVERPROMISED_MAX` does not count these."""
         self._next_head: tuple[TaskFileName, Rank] | None = None
         """The batch that was looked into last, and the rank of the next task that it has; None if it has none. Without
         priorities a batch counts as having one until it is exhausted or found empty."""
@@ -128,7 +128,7 @@ class Leaser:
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
         self.holder: Holder | None = None
-        """What leases say of their worker, if this leaser leases for another process; None: for this process."""
+        """The worker whom leases name, if this leaser leases for another process; None: for this process."""
         self.shares: Shares | None = None
         """The holders among whom the tasks of a call are shared; None: all are for one."""
         self._of_run: tuple[Holder, Holder] | None = None
@@ -137,11 +137,11 @@ class Leaser:
         """Called with the id, the number of attempts and the reason of each task that was buried instead of leased. Its
         batch may be locked meanwhile, so it must not block."""
         self.is_held_up = False
-        """Whether the last look has given nothing because the queue is paused, or because of its limits."""
+        """True if the last look has given nothing because the queue is paused, or because of its limits."""
         self._asks_first = False
-        """Whether the batch at hand may have a more urgent task once slots were given back."""
+        """True if the batch at hand may have a more urgent task once slots were given back."""
         self._was_full = False
-        """Whether the batch at hand had no task since the values of all have as many leased as their limits allow."""
+        """True if the batch at hand had no task since the values of all have as many leased as their limits allow."""
         self._limiter: limiting.Limiter | None = None
         """The queue's limits, once it has had some."""
         self.let_go: Callable[[], None] = store.logs.let_go
@@ -149,7 +149,7 @@ class Leaser:
         self._passed_over: dict[int, OSError] = {}
         """The first error of each number for which batches were skipped, until a warning is logged."""
         self._warned: dict[int, float] = {}
-        """When a warning was last logged, by the error's number."""
+        """Time at which a warning was last logged, by the error's number."""
 
     def begin(self, now: bool = False) -> bool:
         """Return True if the queue was purged since the last look; then forget what was listed."""
@@ -846,17 +846,22 @@ class Leaser:
                 task.solo = True
         return tasks
 
-    def exchange(self, task: LeasedTask, lease_ms: int | None) -> list[LeasedTask] | None:
-        """Complete a task and lease the next of its batch in one append; None if nothing was done."""
-        store, queue_file, selection = self.store, self.store.queue_file, self.selection
-        if not queue_file.is_unchanged(task.generation) or queue_file.state.is_checked:
+    def exchange(self, task: LeasedTask, result: bytes | None, lease_ms: int | None) -> list[LeasedTask] | None:
+        """Complete a task, with a `result` as JSON, and lease the next of its batch in one append.
+
+        None if nothing was done.
+        """
+        store = self.store
+        queue_file = store.queue_file
+        if not queue_file.is_unchanged(task.generation) or (queue := queue_file.state).is_checked:
             return None  # `complete` tells what became of it, and what a lease has to look at
-        if queue_file.state.is_plain and self.shares is None:
-            got = fast_path.exchange_next(store, task, lease_ms, self._holder(), self.queue())
+        if queue.is_plain and self.shares is None:
+            got = fast_path.exchange_next(store, task, result, lease_ms, self._holder(), self.queue())
             if got is not None:
                 return got
+        selection = self.selection
         self._bound = self._limit = LAST
-        if is_ordered := queue_file.state.is_ordered:  # else no batch has anything better
+        if is_ordered := queue.is_ordered:  # else no batch has anything better
             limit = selection.limit_in_hand(task.batch)
             if limit is None and selection.is_behind():
                 return None  # the next lease lists first
@@ -867,7 +872,7 @@ class Leaser:
                 if not replay_state.holds(task.index, task.lease):
                     return None
                 at = record_times.present(locked)
-                locked.log.add(transitions.completion(locked, task, at))
+                transitions.add_completion(locked, task, at, result)
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
@@ -889,7 +894,7 @@ class Leaser:
             if error.errno not in LOST:
                 raise
             lost = error
-        transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
+        transitions.complete(store, [task], transitions.result_of(task, result), lost)  # tells whether it is in the log
         return []
 
     def _tell_rest(self, locked: LockedBatch, tasks: list[int], spent: list[int]) -> None:

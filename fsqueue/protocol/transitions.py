@@ -263,6 +263,17 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart 
     return made if part is None else made | part.fields
 
 
+def add_completion(locked: LockedBatch, task: LeasedTask, at: int, result: bytes | None) -> None:
+    """Add the record that completes one task, which its lease holds. `result`: JSON. `Log.write` appends it."""
+    if result is None:
+        locked.log.add(completion(locked, task, at))
+        return
+    if CHECK:
+        check_fenced(locked, task.lease, [task.index])
+    more = measured(locked, task, at)
+    locked.log.add(*movements.completion(at, task.lease, [task.index], result, **more))
+
+
 def measured(locked: LockedBatch, task: LeasedTask, at: int) -> Record:
     """Return what is known of the work on a task, as fields of the record that completes it."""
     if task.began is None and task.used is None and task.took_s is None:

@@ -297,6 +297,8 @@ Step = Callable[[Copy], object]
 Acts = tuple[Callable[[Random], Step], ...]
 """What a fault, a lock or a signal handler comes upon: one of these."""
 PLACE = 1 << 20
+RESULTS = (None, None, None, {"y": [1, None]}, 0, "x" * 500, [[[1]]])
+"""Of these one is drawn for each completion. None: it has no result."""
 
 
 def leases(rng: Random) -> Step:
@@ -306,7 +308,7 @@ def leases(rng: Random) -> Step:
 
 def completes(rng: Random) -> Step:
     place, latest = rng.randrange(PLACE), rng.random() < 0.8
-    result = rng.choice([None, None, None, {"y": [1, None]}, 0, "x" * 500, [[[1]]]])
+    result = rng.choice(RESULTS)
     measured = rng.choice([None] * 6 + ["began", "took_s", "used"])
 
     def act(copy: Copy) -> object:
@@ -328,7 +330,8 @@ def completes(rng: Random) -> Step:
 
 def exchanges(rng: Random) -> Step:
     place, latest, lease_s = rng.randrange(PLACE), rng.random() < 0.8, rng.choice([None, None, 600_000, 500, 5_000, 1])
-    began = rng.random() < 0.2
+    began, result = rng.random() < 0.2, RESULTS[place // 5 % len(RESULTS)]
+    encoded = None if result is None else orjson.dumps(result)
 
     def act(copy: Copy) -> object:
         mine = [task for task in copy.held if task.queue is copy.q]
@@ -337,7 +340,7 @@ def exchanges(rng: Random) -> Step:
         task = mine[-1] if latest else mine[place % len(mine)]
         if began:
             task.began = copy.clock.monotonic() - 100
-        got = copy.q._leaser.exchange(task, lease_s)
+        got = copy.q._leaser.exchange(task, encoded, lease_s)
         if got is not None:
             if place % 5:
                 copy.held.remove(task)
@@ -511,7 +514,7 @@ def interrupted(rng: Random, acts: Acts = (leases, completes)) -> Step:
                 if leases_too:
                     found.append(told(copy.lease(copy.q)))
                 elif exchanges in acts:
-                    found.append(told(copy.q._leaser.exchange(task, None)))
+                    found.append(told(copy.q._leaser.exchange(task, None, None)))
                 else:
                     found.append(told(task.complete()))
             except Exception as error:

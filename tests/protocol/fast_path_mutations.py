@@ -132,16 +132,18 @@ MUTATIONS: dict[str, Mutation] = {
         EXCHANGES,
         34,
         (
-            ("Leaser.exchange", "queue_file.state.is_plain and self.shares is None", "self.shares is None"),
+            ("Leaser.exchange", "queue.is_plain and self.shares is None", "self.shares is None"),
             ("_survey", "name.priority is not None", "False"),
         ),
     ),
     "an exchange in a signal handler": of(EXCHANGES, 0, "exchange_next", "log is None or held", "log is None"),
     "an exchange without the lock": of(EXCHANGES, 5, "exchange_next", "fd < 0 or not try_lock(fd)", "fd < 0"),
     "an exchange not caught up": of(
-        EXCHANGES, 2, "exchange_next", "if pread(fd, TAIL_BYTES, log.end): ...", "if False: ..."
+        EXCHANGES, 13, "exchange_next", "if pread(fd, TAIL_BYTES, log.end): ...", "if False: ..."
     ),
-    "an exchange in a log far ahead": of(EXCHANGES, 53, "exchange_next", "if last > at + FAR_MS: ...", "if False: ..."),
+    "an exchange in a log far ahead": of(
+        EXCHANGES, 113, "exchange_next", "if last > at + FAR_MS: ...", "if False: ..."
+    ),
     "an exchange behind the log's time": of(
         EXCHANGES, 0, "exchange_next", "if last > at + FAR_MS: ...\nat = last", "if last > at + FAR_MS: ..."
     ),
@@ -157,25 +159,45 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "an exchange for a task without its key": of(EXCHANGES, 5, "exchange_next", "if len(record) > 1: ...", ""),
     "an exchange of a lease that does not hold": of(
-        EXCHANGES, 13, "exchange_next", "not state.holds(done, task.lease)", "False"
+        EXCHANGES, 19, "exchange_next", "not state.holds(done, task.lease) or ...", "state.used"
     ),
     "an exchange of a task that was measured before": of(
         EXCHANGES,
         75,
         "exchange_next",
-        "not state.holds(done, task.lease) or state.used or task.used is not None or task.took_s is not None",
-        "not state.holds(done, task.lease) or task.used is not None or task.took_s is not None",
+        "not state.holds(done, task.lease) or state.used",
+        "not state.holds(done, task.lease)",
     ),
     "an exchange that forgets how long it took": of(
-        EXCHANGES, 5, "exchange_next", "made |= transitions.measured(...)", ""
+        EXCHANGES, 5, "exchange_next", "task.began is not None or task.used is not None or ...", "task.used is not None"
     ),
     "an exchange whose completion is in the log alone": of(
-        EXCHANGES, 0, "exchange_next", "state.complete(at, [done], base, None)", ""
+        EXCHANGES, 0, "exchange_next", "state.complete(at, [done], base)", ""
+    ),
+    "an exchange whose result is in the record alone": of(
+        EXCHANGES,
+        0,
+        "exchange_next",
+        "state.complete(at, [done], base, loads(result))",
+        "state.complete(at, [done], base)",
+    ),
+    "an exchange whose result is in the state alone": of(
+        EXCHANGES, 0, "exchange_next", 'made["result"] = Fragment(result)', ""
+    ),
+    "an exchange whose result is lost": of(
+        EXCHANGES, 5, "exchange_next", "transitions.result_of(task, result)", "None"
+    ),
+    "a result that the normal way of an exchange leaves out": of(
+        EXCHANGES,
+        0,
+        "Leaser.exchange",
+        "transitions.add_completion(locked, task, at, result)",
+        "transitions.add_completion(locked, task, at, None)",
     ),
     "an exchange whose lease has the place of the completion": of(
         EXCHANGES, 0, "exchange_next", "base += len(completion)", ""
     ),
-    "an exchange that stays at its task": of(EXCHANGES, 9, "exchange_next", "state._frontier = place + 1", ""),
+    "an exchange that stays at its task": of(EXCHANGES, 16, "exchange_next", "state._frontier = place + 1", ""),
     "the log's time stays behind an exchange": of(EXCHANGES, 120, "exchange_next", "state.at = at", ""),
     "an exchange is lost for good": of(EXCHANGES, 0, "exchange_next", "if error.errno not in LOST: ...", "raise"),
     "an exchange keeps what failed": of(

@@ -199,6 +199,13 @@ def poll(queue: Queue, books: Books, state: Any) -> None:
         books.done.update([task.payload])
 
 
+def poll_with_results(queue: Queue, books: Books, state: Any) -> None:
+    """The same with a result for each task."""
+    for task in queue.poll(lease_s=50):
+        complete(task)
+        books.done.update([task.payload])
+
+
 def complete_last(queue: Queue, books: Books, token: str) -> None:
     task = queue.attach(token)
     complete(task)
@@ -237,6 +244,7 @@ SCENARIOS: dict[str, Scenario] = {
     "work": (five, work),
     "work_in_twos": (five, work_in_twos),
     "poll": (five, poll),
+    "poll-with-results": (five, poll_with_results),
     "complete_the_last": (last_of_five, complete_last),
     "complete_the_only": (one_leased, complete_last),
     "bury_the_last": (last_of_five, bury_last),
