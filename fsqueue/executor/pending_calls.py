@@ -46,7 +46,8 @@ LOOK_SHARE = 0.3
 LOOKS_AT_ONCE = 2_000
 """Maximum number of told tasks that one look is for."""
 MISSED_S = 2.0
-"""A task that no look finds for so long is not there any more. A look may miss one that becomes a dead letter."""
+"""Number of seconds after which a task that no look has found counts as gone. A look may miss one that becomes a dead
+letter."""
 DEATHS_MAX = 3
 """Number of own workers in a row that may end before a call has ended, until no more is started."""
 CHECK_S = 0.25

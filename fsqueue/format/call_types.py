@@ -159,7 +159,7 @@ def _is_unicode(text: str) -> bool:
 
 
 INTEGER_KEYS = "integer keys"
-"""What `types` calls a dict whose keys are integers."""
+"""Name by which `types` calls a dict whose keys are integers."""
 TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),

@@ -85,9 +85,9 @@ class Found(NamedTuple):
 
 
 _Group = tuple[int, int, int, int, str | None, bool, str | None, int | None]
-"""What the tasks of one entry in a checkpoint have in common: their state, `since`, version and attempts, the lease,
-whether each goes alone, the last error, and the index of a task whose payload was replaced, or priority changed: no
-other one is in its group. (A plain tuple: a batch with many of them has one made for each, at each checkpoint.)"""
+"""Fields that the tasks of one entry in a checkpoint have in common: their state, `since`, version and attempts, the
+lease, whether each goes alone, the last error, and the index of a task whose payload was replaced, or priority changed:
+no other one is in its group. (A plain tuple: a batch with many of them has one made for each, at each checkpoint.)"""
 
 
 def restated(states: States) -> dict[str, Any]:

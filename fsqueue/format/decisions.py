@@ -20,7 +20,7 @@ OPERATIONS_MAX = 10_000
 """Maximum number of operations of one update."""
 
 MARKS_MAX = 8
-"""With more marks than this in a file, to parse each line is no slower than to look for the marks in it."""
+"""Maximum number of marks in a file up to which looking for them in a line is faster than to parse each line."""
 
 Outcome = Literal["commit", "abort"]
 
@@ -36,11 +36,11 @@ class LogName(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What is decided about an update."""
+    """The decision about an update."""
 
     outcome: Outcome
     logs: tuple[LogName, ...] = ()
-    """Of a `commit`: each log that has prepared records of the update."""
+    """Each log of a `commit`: one that has prepared records of the update."""
 
 
 ABORTED = Decision("abort")
@@ -94,7 +94,7 @@ class DecisionState:
         self.first: dict[UpdateId, Decision] = {}
         """The decision about each update: its first line."""
         self.is_gone = False
-        """Whether the file is retired."""
+        """True if the decision file is retired."""
         self.at = 0
         """The latest time that a line says (ms)."""
         self.end = 0

@@ -41,7 +41,8 @@ class KeyClaim(NamedTuple):
     host: str = ""
     pid: int = 0
     shared: bool = False
-    """Whether its inserter has the queue on a mount that several hosts share, where the key's lock can be lost."""
+    """True if the inserter of the task has the queue on a mount that several hosts share, where the key's lock can be
+    lost."""
 
     @property
     def holder(self) -> dict[str, object]:

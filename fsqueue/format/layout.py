@@ -28,10 +28,10 @@ COUNTERS = 16
 """Spread the completion counter over this many files, so that processes seldom wait for each other."""
 
 CANCELLED_FILE = "cancelled"
-"""In a generation, the file to which batches append that end by cancelled tasks (docs/format.md, "Counters")."""
+"""File in a generation's directory to which batches append that end by cancelled tasks (docs/format.md, "Counters")."""
 SETTINGS_FILE = "queue.jsonl"
 RESULTS = ".results"
-"""Where commands on other nodes leave their results, in a private directory for each worker."""
+"""Directory in which commands on other nodes leave their results: in a private directory for each worker."""
 DOCTOR = ".fsqueue-doctor"
 """Name the directory in which two `fsqueue doctor --join` meet. A doctor by itself adds `-` and 16 digits."""
 
@@ -45,7 +45,7 @@ LIMITS = ("max_leased", "limit")
 MAX_LEASED = 10_000
 """A limit is not greater than this: each lease reads a record of each slot."""
 LIMITED_FIELDS_MAX = 4
-"""Maximum number of fields of payloads that have a limit: a record of a slot has room for so many digests."""
+"""Maximum number of payload fields with a limit: a slot's record has room for that many digests."""
 LIMITED_FIELD_CHARS_MAX = 200
 """Maximum length of the name of such a field."""
 REQUIRED = (
@@ -90,7 +90,8 @@ class Settings:
     keep_payloads: int | None = 1024
     max_leased: int | None = None
     limit: dict[str, int] = field(default_factory=dict, hash=False)
-    """By the name of a field of payloads: how many tasks with one value of it may be leased at one instant."""
+    """Maximum number of tasks with one value of a field of payloads that may be leased at one instant, by the field's
+    name."""
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int, most: int) -> None:
@@ -162,7 +163,7 @@ class KeyEpochs(NamedTuple):
     present: int = 0
     """The epoch into whose directory inserters write claims."""
     begun_at: int = 0
-    """When the present epoch began, in Unix milliseconds; 0 for the first one."""
+    """Time at which the present epoch of keys began, in Unix milliseconds; 0 for the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +212,12 @@ class QueueLimits:
 
 
 class DirectoryIdentity(NamedTuple):
-    """What tells a queue's directory from copies of it."""
+    """The inode that tells a queue's directory from copies of it."""
 
     number: int
     """The number of the directory's inode."""
     generation: int | None
-    """Which use of the inode's number this is; None: the filesystem did not tell it."""
+    """Generation of the inode's number: it differs for each use of the number. None: the filesystem did not tell it."""
 
     def is_other(self, found: DirectoryIdentity) -> bool:
         """Return whether another directory was found. A generation that is not known tells nothing."""
@@ -239,15 +240,15 @@ class QueueState:
     allows_unsafe: bool = field(default=False, compare=False)
     """True if a user has allowed the queue on mounts that are known to be unfit."""
     is_ordered: bool = field(default=False, compare=False)
-    """Whether a task with a priority was ever inserted. If so, workers compare priorities."""
+    """True if a task with a priority was ever inserted. If so, workers compare priorities."""
     key_epochs: KeyEpochs = field(default=KeyEpochs(), compare=False)
     """The key epochs of the current generation."""
     paused: Pause | None = field(default=None, compare=False)
-    """Why no task is leased, if the queue is paused."""
+    """The pause during which no task is leased; None if the queue is not paused."""
     payload_bytes_max: int | None = field(default=0, compare=False)
     """The length of the longest payload that may have been kept, whatever `keep_payloads` says now; None: any."""
     limited_at: int | None = field(default=None, compare=False)
-    """When `keep_payloads` was last changed (ms); None: never, or its line does not tell."""
+    """Time at which `keep_payloads` was last changed (ms); None: never, or its line does not tell."""
     erased_at: int | None = field(default=None, compare=False)
     """Since then a look has erased what is longer than `keep_payloads`. It began at this time (ms); None: there was
     none."""
@@ -256,13 +257,14 @@ class QueueState:
     place: DirectoryIdentity | None = field(default=None, compare=False)
     """The directory that is the queue's, and no copy of it; None: not recorded."""
     stops: int = field(default=0, compare=False)
-    """How often the campaigns were stopped whose jobs replace themselves. Each ends when this changes."""
+    """Number of times that campaigns of jobs that replace themselves were stopped. Each campaign ends when this
+    changes."""
     limits: QueueLimits | None = field(default=None, compare=False)
     """The limits over all hosts; None: there are none."""
     is_checked: bool = field(init=False, default=False, compare=False)
-    """Whether a lease is more than a look for a task: the queue is paused, or has limits."""
+    """True if a lease is more than a look for a task: the queue is paused, or has limits."""
     is_plain: bool = field(init=False, default=True, compare=False)
-    """Whether tasks are leased as they come: none has a priority, and there are no limits."""
+    """True if tasks are leased as they come: none has a priority, and there are no limits."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_checked", self.paused is not None or self.limits is not None)

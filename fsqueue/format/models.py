@@ -186,7 +186,7 @@ class TaskInfo(AsDict):
 
 
 class Used(NamedTuple):
-    """What an attempt at a task used: of a command, and of all processes that it has waited for."""
+    """Resources that an attempt at a task used: of a command, and of all processes that it has waited for."""
 
     cpu_ms: int
     """Processor time, user and system."""
@@ -200,21 +200,21 @@ class Result(NamedTuple):
     id: str
     state: State
     attempts: int
-    """How many attempts it took, the last one included."""
+    """Number of attempts at the task, the last one included."""
     payload: Any = None
     """The task's payload; None if the history does not keep it (`keep_payloads`)."""
     result: Any = None
     error: str | None = None
-    """Why the task was given up; of a completed task, why its last failed attempt failed."""
+    """Reason why the task was given up; of a completed task, the error of its last failed attempt."""
     worker: str | None = None
     """The worker's name, where it has one."""
     host: str | None = None
     inserted_at: float | None = None
     started_at: float | None = None
-    """When the last attempt began; None for a dead letter."""
+    """Time at which the last attempt began; None for a dead letter."""
     finished_at: float | None = None
     took_s: float | None = None
-    """How long the work of the last attempt took."""
+    """Duration of the work of the last attempt (s)."""
     cpu_s: float | None = None
     """Processor time of the last attempt, if the worker measured it."""
     peak_memory_bytes: int | None = None
@@ -244,13 +244,13 @@ class Movement(AsDict):
     reason: str | None = None
     result: Any = None
     took_s: float | None = None
-    """How long the work took that this movement ended, where it differs from how long the task was leased (s)."""
+    """Duration of the work that this movement ended, where it differs from how long the task was leased (s)."""
     cpu_s: float | None = None
     """Processor time that the work used, where it was measured."""
     peak_memory_bytes: int | None = None
     """The largest resident set of one of its processes, where it was measured."""
     repeats: str | None = None
-    """Of an insert: the ended task, a dead letter or a completed one, that was retried as this one."""
+    """Id of the ended task, a dead letter or a completed one, that an insert has retried as this task."""
     update: str | None = None
     """The atomic update that the movement was a part of."""
 

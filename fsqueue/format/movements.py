@@ -23,7 +23,7 @@ Range = list[int]
 Record = dict[str, Any]
 
 TIME_MAX = 10**14
-"""As late as any time in a record but `at`; and as long as any work."""
+"""Latest time in a record but for `at`, and longest duration of work (ms)."""
 VOID = b"~\n"
 """Appended to a torn tail, so that no reader can parse that line: what was reported failed stays void."""
 
@@ -57,7 +57,7 @@ class UpdatePart(NamedTuple):
     """The decision file that decides. Without one all records of the update are written at once, with their `commit`
     behind them."""
     patience_ms: int = 0
-    """With a file: how long other processes wait for the decision before they ask for an `abort`."""
+    """With a file: the time that other processes wait for the decision before they ask for an `abort`."""
     beside: LogName | None = None
     """With a file: the log in which the update was prepared first; None in that log itself."""
 
@@ -144,13 +144,13 @@ def insert(
 
 
 SEAL = b'{"op":"seal",'
-"""What the line of a `seal` begins with."""
+"""First bytes of the line of a `seal` record."""
 INSERT = b'{"op":"insert",'
-"""What the line of every `insert` begins with that this package writes."""
+"""First bytes of the line of each `insert` record that this package writes."""
 REPLACE = b'{"op":"replace",'
-"""What the line of every `replace` begins with that this package writes."""
+"""First bytes of the line of each `replace` record that this package writes."""
 CHANGE = b'{"op":"change",'
-"""What the line of every `change` begins with that this package writes."""
+"""First bytes of the line of each `change` record that this package writes."""
 WITH_PAYLOAD = (INSERT, REPLACE)
 _OF = rb'"update":"\w+"(?:,"file":"\w+","patience":\d+(?:,"beside":\[[^\]]*\])?)?'
 _HEAD = re.compile(

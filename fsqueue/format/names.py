@@ -62,7 +62,7 @@ QUEUE_NAME_RULE = (
     "text of 1 byte or more, without zero bytes. Letters, digits and _ - . ~ @ = + , count one byte each, every other "
     f"byte of UTF-8 counts three; at most {NAME_BYTES_MAX} in all."
 )
-"""What a group takes as the name of a queue, as the end of a sentence."""
+"""The rule for names of queues in a group, as the end of a sentence."""
 BATCH = r"[0-9a-f]{32}"
 _BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(
@@ -105,11 +105,11 @@ class TaskFileName(NamedTuple):
     available_at: int
     batch: Batch
     count: int  # type: ignore[assignment]  # a tuple's own `count` is not needed
-    """How many tasks the file holds: 0 if they are in the batch's log."""
+    """Number of tasks that the file holds: 0 if they are in the batch's log."""
     priority: str | None = None
     """The rank of the most urgent task inside, as `priority.in_name` writes it; None if no task has a priority."""
     inserted: int | None = None
-    """How many tasks are in the log of a batch that takes no more; TAKES_INSERTS; None if they are in the file."""
+    """Number of tasks in the log of a batch that takes no more; TAKES_INSERTS; None if they are in the file."""
 
     def __str__(self) -> str:
         tail = "" if self.priority is None else f"-{self.priority}"

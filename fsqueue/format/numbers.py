@@ -39,13 +39,13 @@ class TaskVersion(NamedTuple):
     version: int
     """As `TaskInfo.version`. Later versions of a task are greater."""
     available_ms: int = 0
-    """From when on nobody owns the task (Unix ms)."""
+    """Time from which on no client owns the task (Unix ms)."""
     owner: int = 0
     """The client that owns the task until its time, a signed number of 32 bits; 0 if none is known."""
     lease: str = ""
     """The lease that made this version, as far as the record's author knew it."""
     is_plain: bool = False
-    """Whether the payload is text, and the task has no priority."""
+    """True if the payload is text, and the task has no priority."""
 
     @property
     def key(self) -> bytes:
@@ -57,7 +57,7 @@ class TaskVersion(NamedTuple):
 
 
 class IndexedRecord(NamedTuple):
-    """What an index keeps of a record."""
+    """The part of a record of numbers that an index keeps."""
 
     number: int
     key: bytes

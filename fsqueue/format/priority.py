@@ -102,7 +102,7 @@ _DIGITS_SURE = 18
 """Maximum number of digits of numbers that surely have 64 bits."""
 _QUOTE = ord('"')
 _MEMBER = b',"priority":'
-"""What stands before a priority in a line that this package writes; nothing but the priority and a brace follow it."""
+"""Bytes before a priority in a line that this package writes; nothing but the priority and a brace follow it."""
 
 
 def ranks_in_lines(lines: Sequence[bytes], tasks: Iterable[int]) -> dict[int, Rank]:

@@ -44,21 +44,21 @@ class ReplayState(States):
 
     __slots__ = ("acted", "at", "damaged", "disputed", "end", "gone", "is_updated", "is_whole", "run", "stretch")
     end: int
-    """Where the last record ends, of a log that was read as a whole or from a checkpoint on (`storage.logs`)."""
+    """Offset at which the last record ends, of a log that was read as a whole or from a checkpoint on
+    (`storage.logs`)."""
 
     def __init__(self) -> None:
         self.at = 0
         """The largest `at` so far. Time does not run backwards in a log, unless a `clock` record corrects it."""
         self.gone = False
-        """Whether the log was retired: no record applies any more."""
+        """True if the log was retired: no record applies any more."""
         self.damaged = 0
         """The number of lines that are no records: torn ones that a later append has voided, or damaged ones."""
         self.is_whole = True
-        """Whether all records of the log were replayed. If not, the replay began at a checkpoint, which tells nothing
-        of a completed or cancelled task but its outcome.
-        """
+        """True if all records of the log were replayed. Else the replay began at a checkpoint, which tells nothing of a
+        completed or cancelled task but its outcome."""
         self.is_updated = False
-        """Whether an update has acted among the records that were replayed."""
+        """True if an update has acted among the records that were replayed."""
         self.stretch = Stretch()
         self.disputed: list[int] = []
         """The offsets of checkpoints that contradict the records before them."""

@@ -25,9 +25,9 @@ from fsqueue.interruptions import let_out
 RESULT_BYTES_MAX = 64 * 1024
 """A result kept with a completed task is not larger than this: it lives in the log and the history."""
 _INSTEAD = "Store it in a file, and give its path"
-"""What to do about a value that cannot be kept."""
+"""Advice of the error about a value that cannot be kept."""
 _PLACE_CHARS = 200
-"""How much of a value's place an error shows."""
+"""Maximum number of characters of a value's place that an error shows."""
 
 
 def encode_result(value: Any, bytes_max: int | None = RESULT_BYTES_MAX) -> bytes:

@@ -23,9 +23,9 @@ _NO_DIGESTS: Final = bytes(32)
 Digests = tuple[bytes, ...]
 """Digests of values of fields that have limits."""
 _BLOCK_BYTES: Final = 64 * RECORD_BYTES
-"""So many bytes of two contents are compared at once, before each record is."""
+"""Number of bytes that are compared at once, before single records are."""
 FREE: Final = bytes(RECORD_BYTES)
-"""What stands in a place that has no record."""
+"""Bytes of a place that has no record."""
 _MAGIC: Final = b"fsqueue slots 1\n"
 _RECORD = struct.Struct("<I2xH16s8s32s")
 _BODY = struct.Struct("<2xH16s8s32s")
@@ -39,7 +39,8 @@ class LeaseSlot(NamedTuple):
     index: int  # type: ignore[assignment]  # a tuple's own `index` is not needed
     lease: str
     digests: Digests = ()
-    """What of the task's payload counts against limits by fields, as it was when the task was leased."""
+    """Digests of the fields of the task's payload that count against limits by fields, as it was when the task was
+    leased."""
 
     @property
     def key(self) -> tuple[Batch, int, str]:
@@ -103,7 +104,7 @@ def _take_out(some: dict[Any, dict[int, LeaseSlot]], key: object, offset: int) -
 
 
 class SlotTable:
-    """What a file of slots had when it was read last. Only records that differ from that are decoded again."""
+    """The slots that a file had when it was read last. Only records that differ from those are decoded again."""
 
     __slots__ = ("_free", "by_batch", "by_digest", "content", "taken")
 
@@ -116,9 +117,9 @@ class SlotTable:
         self.taken: dict[int, LeaseSlot] = {}
         """The slots that have a record, by their offsets."""
         self.by_batch: dict[Batch, dict[int, LeaseSlot]] = {}
-        """The same for each batch."""
+        """Slots by their offsets, for each batch."""
         self.by_digest: dict[bytes, dict[int, LeaseSlot]] = {}
-        """The same for each digest."""
+        """Slots by their offsets, for each digest."""
         self._free: list[int] = []
         """A heap of the offsets of places that had no record at some time. Some may have got one since."""
 

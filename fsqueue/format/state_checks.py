@@ -13,8 +13,8 @@ from fsqueue.format.names import BATCH_TASKS_MAX, UpdateId
 from fsqueue.format.task_states import AVAILABLE, LEASED, SKIPPED, Lease, States
 
 TOUCHED_MOST = 100
-"""In a batch with more touched tasks only the counts are compared: a test that leases 1,000 tasks one by one would
-otherwise look at half a million."""
+"""Maximum number of touched tasks in a batch of which each is compared; of more only the counts are: a test that leases
+1,000 tasks one by one would otherwise look at half a million."""
 
 
 def misread(record: Record, line: bytes) -> Iterator[tuple[int, str]]:

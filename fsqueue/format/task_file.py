@@ -20,7 +20,7 @@ _INSTEAD = {
     "payload": "Use only what JSON has, or make the whole payload bytes.",
     "result": "Use only what JSON has. Store bytes in a file and give its path, or give them as text (base64).",
 }
-"""What to do about a value that is not JSON."""
+"""Advice of the error about a value that is not JSON."""
 
 
 def encode_task(payload: Any, bytes_max: int, index: int | None = None, priority: Priority | None = None) -> bytes:

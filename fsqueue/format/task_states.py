@@ -38,7 +38,7 @@ class Lease:
         self.span = span
         self.worker = worker
         self.is_alone = False
-        """Whether one task is all that the call that made it has leased."""
+        """True if the call that made the lease has leased one task only."""
         self.tasks: list[int] = []
 
     @property
@@ -59,14 +59,15 @@ class Sharing:
 
     def __init__(self, at: int) -> None:
         self.at = at
-        """When the first update froze the task (ms). The task has been frozen since, by one update or another."""
+        """Time at which the first update froze the task (ms). The task has been frozen since, by one update or
+        another."""
         self.updates: list[UpdateId] = []
         """The updates that depend on the task, one entry for each record that names the task."""
 
 
 Verdict = list[int] | tuple[int, int, Priority | None]
-"""What a record of an update acts on: the tasks that it names; or the index of the task that it inserts, from when on
-that is available (ms), and its priority."""
+"""The tasks on which a record of an update acts: the tasks that it names; or the index of the task that it inserts,
+from when on that is available (ms), and its priority."""
 
 
 class Prepared:
@@ -79,13 +80,14 @@ class Prepared:
         self.file = file
         """The decision file that decides; None only while a replay judges an update that is all in one write."""
         self.patience_ms = patience_ms
-        """How long a process that meets the records waits before it asks for an `abort` (ms): the longest of theirs."""
+        """Time that a process that meets the records waits before it asks for an `abort` (ms): the longest that one
+        names."""
         self.records: list[tuple[int, int, dict[str, Any]]] = []
         """The records, each with its offset and the time at which it was judged. An `insert` of this process has no
         payload here.
         """
         self.verdicts: list[Verdict] = []
-        """What the judge of each record has found."""
+        """Verdict about each record."""
         self.tasks: list[int] = []
         """The tasks that the records freeze."""
 
@@ -116,7 +118,8 @@ class Prepared:
 
 
 Choice = tuple[list[int], list[int], bool]
-"""What a lessee may take: tasks; tasks that are out of attempts instead; and whether the task must go alone."""
+"""The tasks that a lessee may take: tasks; tasks that are out of attempts instead; and whether the task must go
+alone."""
 
 
 class States:
@@ -180,14 +183,14 @@ class States:
         self.available_at = available_at
         self.base_version = version
         self.opened = False
-        """Whether the log has its `open` record: else nothing was done with the batch yet."""
+        """True if the log has its `open` record. Else nothing was done with the batch yet."""
         self.inserts: str | None = None
-        """Whose inserts the batch takes, or took before it was sealed; None if its tasks are in its file."""
+        """Domain whose inserts the batch takes, or took before it was sealed; None if its tasks are in its file."""
         self.sealed = False
         self.inserted_at = 0
-        """When the last task was inserted into the log (ms); at first when the batch was born."""
+        """Time at which the last task was inserted into the log (ms); at first the batch's birth."""
         self.places: dict[int, int] = {}
-        """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
+        """Offsets of the `insert` records of tasks in the log that have no outcome, or are dead."""
         self.priorities: dict[int, Priority] = {}
         """The priorities of the tasks in `places` that have one."""
         self.ranks: dict[int, Rank] = {}
@@ -195,13 +198,14 @@ class States:
         self.changed: dict[int, Priority | None] = {}
         """The priorities that `change` records gave tasks, in place of those with which they were inserted."""
         self.is_ranked = False
-        """Whether the ranks were learned. Until then a file's tasks are taken for equals."""
+        """True if the ranks were learned. Until then a file's tasks are taken for equals."""
         self.insert_ids: set[str] = set()
         """The ids that no `insert` may have any more: of those since the last checkpoint."""
         self.finished = False
         self.state = bytearray(count)
         self.since = [available_at] * count
-        """Of an available task: from when; of a leased one: until when; of others: since when. Milliseconds."""
+        """Time from which on a task is available, or until which it is leased, or since which it has its outcome
+        (ms)."""
         self.holder: list[Lease | None] = [None] * count
         self.attempts = [0] * count
         self.version = [version] * count
@@ -219,7 +223,7 @@ class States:
         """Processor time (ms) and peak memory (KiB) of the last attempt that completed, failed or buried a task, where
         they were measured."""
         self.took: dict[int, int] = {}
-        """How long the work on completed tasks took (ms), where a record tells."""
+        """Duration of the work on completed tasks (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}
         """All leases that are known, by their ids; behind a checkpoint, of older ones those only that hold a task."""
         self.ids: set[str] = set()
@@ -231,7 +235,7 @@ class States:
         self.counts: list[tuple[str, int, int]] = []
         """(counter file, offset, bytes) of each `count`."""
         self.done = [0] * 5
-        """How many tasks have each outcome."""
+        """Number of tasks with each outcome."""
         self.prepared: dict[UpdateId, Prepared] = {}
         """The updates that have prepared records here without an outcome."""
         self.frozen: dict[int, UpdateId] = {}
@@ -246,9 +250,10 @@ class States:
         """Tasks that have come back, or were inserted after ranks were learned."""
         self._returns: list[tuple[int, int]] = []
         self._expiries: list[tuple[int, str, Lease]] = []
-        """When each lease ends, or would have ended before a renewal; its id, and the lease."""
+        """Time at which each lease ends, or would have ended before a renewal; the lease's id, and the lease."""
         self.fresh_end, self.quiet_until = 0, 0
-        """What `survey` has found. `Log.catch_up` forgets it: a section that comes between may change anything."""
+        """Findings of `survey`: the end of the run of fresh tasks, and the time until which nothing else comes (ms).
+        `Log.catch_up` forgets them: a section that comes between may change anything."""
 
     # -- reading ------------------------------------------------------------------------------
 

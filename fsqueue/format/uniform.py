@@ -31,7 +31,7 @@ class UniformObjects(Sequence[dict[str, Any]]):
     def __init__(self, names: list[str], columns: list[list[Any]]) -> None:
         self.names = names
         self.columns = columns
-        """For each name the values of all objects."""
+        """The values of all objects, for each name."""
 
     def __len__(self) -> int:
         return len(self.columns[0])

@@ -20,7 +20,7 @@ _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _CONSTANT = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 SHOWN_CHARS = 40
-"""How much of a number or name an error shows."""
+"""Maximum number of characters of a number or name that an error shows."""
 
 
 class NotExact(ValueError):

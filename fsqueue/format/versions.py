@@ -22,7 +22,7 @@ class RowVersion(NamedTuple):
     """A task of those with one value of a field. The greatest one is the newest."""
 
     at: int
-    """When it was inserted (ms)."""
+    """Time at which the row was inserted (ms)."""
     batch: str
     place: int
     """The task's index in its batch: of a batch that takes inserts, later ones have greater ones."""

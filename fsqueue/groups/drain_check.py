@@ -27,14 +27,15 @@ T = TypeVar("T")
 logger = logging.getLogger("fsqueue")
 
 NO_QUEUE = b"no queue"
-"""What a look notes of a directory in which no queue is, or no longer, or something else."""
+"""Note of a look about a directory in which no queue is, or no longer, or something else."""
 
 KEPT_MAX = 64
-"""How many queues stay open between two looks at most, ..."""
+"""Maximum number of queues that stay open between two looks, ..."""
 SHARE = 8
-"""... which is one in this many of the descriptors that the process may have, or less."""
+"""... and the divisor of the number of descriptors that the process may have: no more queues than the quotient stay
+open."""
 Source = Queue | Selected
-"""What is waited for, or leased from: a queue, or queues of a group. (A GroupQueue stands as Selected.)"""
+"""Source of tasks to wait for, or to lease from: a queue, or queues of a group. (A GroupQueue stands as Selected.)"""
 
 
 @runtime_checkable
@@ -70,7 +71,7 @@ def awaited_of(given: object) -> Awaited:
 
 
 class GroupDrainCheck:
-    """Whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
+    """Tells whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
 
     It asks `DrainCheck` about each queue; docs/groups.md, "Drained". Each look lists the groups anew. Two looks in a
     row that found the same queues with nothing in them prove the instant between the two. A queue that was there then
@@ -84,7 +85,7 @@ class GroupDrainCheck:
         self._sources = list(sources)
         self._clock = Clock()
         self._shows_at = -math.inf
-        """From when on each deletion shows, beside the stamps that the last look has noted (monotonic)."""
+        """Time from which on each deletion shows, beside the stamps that the last look has noted (monotonic)."""
         self._left: tuple[Queue, DrainCheck] | None = None
         """The queue in which something was left the last time."""
         self.asking: Awaited | None = None

@@ -20,14 +20,14 @@ from fsqueue.storage.store import Store
 
 
 class NewValues(NamedTuple):
-    """What tasks get."""
+    """Values that waiting tasks get: another priority, another time."""
 
     priority: Sequence[Priority | None]
     """The priority, None for none. Nothing if it stays."""
     delay_ms: int | None
     """Number of milliseconds from now until the tasks are available. None if that stays, or is an absolute time."""
     available_at: int | None
-    """The same as an absolute time (ms)."""
+    """Time from which on the tasks are available, as an absolute time (ms)."""
 
     @property
     def rank(self) -> Rank:

@@ -32,7 +32,7 @@ time of waiting for tasks, those that came are published: workers do not wait fo
 RUN_TASKS_MAX, RUN_BYTES_MAX, RUN_S = 256, 1 << 18, 0.05
 """Lines are handed on in runs of this number or this size; in smaller ones, if they take longer than RUN_S to come."""
 OPEN_BATCHES_MAX = 64
-"""How many batches with different availability times are filled side by side."""
+"""Maximum number of batches with different availability times that are filled side by side."""
 
 When = tuple[bool, int]
 """(absolute or from now on, milliseconds)."""
@@ -162,13 +162,13 @@ class TaskStream:
         self.keyed: EncodedTask | None = None
         """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
         self.number = 0
-        """How many tasks the stretches before this one had."""
+        """Number of tasks in the stretches before this one."""
         self.keeps_places = False
-        """Whether batches note where in the call their tasks stand. The caller may set it before it reads batches."""
+        """True if batches note where in the call their tasks stand. The caller may set it before it reads batches."""
         self.next_place = 0
         """The index in the call of the first task of the next stretch."""
         self.kinds: set[tuple[When, bool]] = set()
-        """What went into batches in this stretch: available when, and whether with a priority."""
+        """Kinds of tasks that went into batches in this stretch: available when, and whether with a priority."""
 
     @property
     def is_in_order(self) -> bool:

@@ -33,7 +33,8 @@ LINGER_MS = 2_000
 next one would otherwise cost the end of a batch each time, and the beginning of another.
 """
 WAIT_S = 2.0
-"""How long to wait for a file shared with others; the next process that meets the batch goes on with the finishing."""
+"""Time to wait for a file that processes share (s); the next process that meets the batch goes on with the
+finishing."""
 
 
 def finish(locked: LockedBatch) -> bool:

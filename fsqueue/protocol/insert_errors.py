@@ -20,11 +20,11 @@ class AppendFailed(Exception):
         super().__init__(error)
         self.error = error
         self.new = new
-        """How many of the append's first tasks are in the queue."""
+        """Number of the append's first tasks that are in the queue."""
         self.is_exact = is_exact
-        """Whether no others are."""
+        """True if none of the append's other tasks is in the queue."""
         self.is_safe = is_safe
-        """Whether neither a power loss nor a purge that has just begun can still take those tasks."""
+        """True if neither a power loss nor a purge that has just begun can still take those tasks."""
 
     def of_one(self, store: Store) -> FsqueueError:
         """Return the error for the user, of an append of one task."""

@@ -173,11 +173,11 @@ class Published:
         self.layout: Layout | None = None
         """The layout of the generation in which the published files are."""
         self.in_doubt = False
-        """Whether the batch that came next may be published, too."""
+        """True if the batch that came next may be published, too."""
         self.is_whole = False
-        """Whether all of the group is published: an error that comes then is one of making it durable."""
+        """True if all of the group is published: an error that comes then is one of making it durable."""
         self.is_safe = True
-        """Whether neither a power loss nor a purge that has just begun can still take what is published."""
+        """True if neither a power loss nor a purge that has just begun can still take what is published."""
 
     @property
     def tasks(self) -> int:
@@ -216,16 +216,16 @@ class _Done:
 
     def __init__(self) -> None:
         self.is_at_key = False
-        """Whether a task with a key is being inserted."""
+        """True while a task with a key is being inserted."""
         self.in_stretch = 0
-        """How many tasks of the present stretch are in the queue. All of the earlier ones are."""
+        """Number of tasks of the present stretch that are in the queue. Those of earlier stretches all are."""
         self.group = Published()
-        """What is published of the group that is being inserted. `in_stretch` does not count this yet."""
+        """The published part of the group that is being inserted. `in_stretch` does not count this yet."""
         self.failed: AppendFailed | None = None
         """The append that has failed. Its tasks are among `in_stretch`."""
         self._before = 0
         self.keyed = self.keyed_new = 0
-        """How many tasks with keys were dealt with, and how many of these are new."""
+        """Number of tasks with keys that were dealt with, and number of these that are new."""
 
     def begin_stretch(self) -> None:
         """Take in that all of the present stretch is in the queue."""

@@ -43,7 +43,7 @@ VALUES_MAX = 64
 KINDS_MAX = 16_384
 """Number of batches of which it remembers which values they have, while these are full."""
 KINDS_S = 60.0
-"""How long it believes that: a payload may be replaced."""
+"""Time for which a process believes that the values of a batch are full (s): a payload may be replaced."""
 OWN_LOOKS = 4
 """Number of slots, besides as many as are wanted, that a lease looks at of those that its lessee has taken before: a
 lease that its lessee has ended is found at once, however many others there are."""
@@ -74,26 +74,27 @@ class Limiter:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._table = SlotTable()
-        """What the file of slots had when it was read last."""
+        """The slots that the file had when it was read last."""
         self._mine: deque[tuple[int, LeaseSlot]] = deque()
         """The slots that this lessee has taken, each with its offset: those first at which it looks first."""
         self._found: list[tuple[int, LeaseSlot, End]] = []
         """The slots of the locked batch that `allowed` has found: their leases do not hold any more."""
         self._has_leased = False
-        """Whether the last look has given a task. Then the file of slots is there. The next look reads it only if it
+        """True if the last look has given a task. Then the file of slots is there. The next look reads it only if it
         lacks a slot."""
         self._is_read = False
-        """Whether the file was read in this look."""
+        """True if the file of slots was read in this look."""
         self._fields: tuple[tuple[str, int], ...] = ()
         """The fields that what is remembered of batches is about."""
         self._values: dict[Batch, list[Digests | None]] = {}
-        """What the payloads of tasks count against, by batch and index; None: it was not decoded yet."""
+        """Values that the payloads of tasks count against, by batch and index; None: it was not decoded yet."""
         self._kinds: dict[Batch, tuple[frozenset[Digests], float]] = {}
-        """What the tasks of a batch, in which all were full, count against; and until when that is believed."""
+        """Values that the tasks of a batch count against in which all were full; and the time until which that is
+        believed."""
         self._most: dict[bytes, int] = {}
         """The limit of each digest that was met."""
         self.saw_full = False
-        """Whether the last look into a batch has met tasks whose values are full."""
+        """True if the last look into a batch has met tasks whose values are full."""
         self._full: set[bytes] = set()
         """The digests that were full in the batch at hand."""
         self._asked: set[bytes] = set()
@@ -101,7 +102,7 @@ class Limiter:
         self._looks_left = LOOKS_MAX
         """How many batches this look may still open for that."""
         self.is_by_field = False
-        """Whether the last `take` gave nothing since all its tasks have values that are full."""
+        """True if the last `take` gave nothing since all its tasks have values that are full."""
 
     @property
     def _limits(self) -> QueueLimits:

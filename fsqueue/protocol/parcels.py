@@ -23,9 +23,9 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 HELD_MS = 100 * 365 * 86_400_000
-"""How long the lease of a parcel lasts: a hundred years."""
+"""Duration of the lease of a parcel: a hundred years (ms)."""
 MOVES = "mv to "
-"""What the name of such a holder begins with; the path of the other queue follows."""
+"""First characters of the name of a parcel's holder; the path of the other queue follows."""
 T = TypeVar("T")
 
 
@@ -198,7 +198,7 @@ def give_back(store: Store, parcel: Parcel) -> int:
 
 
 def held(store: Store) -> Iterator[Parcel]:
-    """Yield the parcels of a queue that are on their way, whoever has taken them, and whether that process lives."""
+    """Yield the parcels of a queue that have not ended, whichever mover made them, alive or dead."""
     for batch in listing.with_logs(store, every_shard=store.fs.shared):
         states = listing.read_present_state(store, batch)
         if states is None or not states.remaining:

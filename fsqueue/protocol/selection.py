@@ -1,4 +1,4 @@
-"""Which batch next: shards as subqueues, their heads compared (docs/design.md, section 8; decisions 30 and 47).
+"""Choose the next batch: shards as subqueues, their heads compared (docs/design.md, section 8; decisions 30 and 47).
 
 After the relaxed priority queue, sections 3.2 and 4.3: a worker compares the heads of the shards that it has listed,
 takes the best, and asks no other process. Heads are remembered, since a listing costs more here than a peek does there.
@@ -19,16 +19,16 @@ from fsqueue.storage import listing
 from fsqueue.storage.store import Store
 
 HEADS_MAX = 1024
-"""How many task files of a shard are kept in mind."""
+"""Maximum number of task files of a shard that are kept in mind."""
 LISTING_S = 1.0
 """Without priorities another shard is listed after this time, although heads are left; with them all shards are."""
 SHARDS_LISTED = 2
-"""How many shards with something in them are looked at before choosing (the paper's peeks)."""
+"""Number of shards with tasks that are looked at before a batch is chosen (the paper's peeks)."""
 LISTINGS_MAX = 3
 """Maximum number of times that a strict look lists a shard, if a batch at work is missing."""
 NEVER = 1 << 62
 LISTING_SHARE = 1 / 20
-"""At most this part of the time goes into listing all shards anew."""
+"""Maximum part of the time that goes into listing all shards anew."""
 BUSY_S = (0.05, 1.0)
 """Shortest and longest pause for a batch that another process had locked. The pause doubles each time."""
 BUSY_AGAIN_S = 1.0
@@ -61,7 +61,8 @@ class Selection:
         self.next_due: dict[str, int] = {}
         """Per shard the earliest time in the future that its names mention, as of its last listing."""
         self.hidden: HiddenTasks | None = None
-        """What this sweep has met in the place of a shard's directory: what it hides cannot be leased."""
+        """The obstacle that this sweep has met in the place of a shard's directory: tasks that it hides cannot be
+        leased."""
         self._unlisted: list[str] = []
         self._further: dict[str, str] = {}
         """Per shard of which more than HEADS_MAX heads were seen: behind which birth those begin that are left."""
@@ -71,7 +72,7 @@ class Selection:
         self._heap: list[tuple[Rank, Batch]] = []
         """The heads, and others that are none any more."""
         self._seen: dict[str, dict[str, _Head]] = {}
-        """What the last listing of each shard has shown, as far as it was kept, by the files' names."""
+        """Task files that the last listing of each shard has shown, as far as they were kept, by their names."""
         self._known: dict[Batch, tuple[str | None, Rank, float]] = {}
         """What a look has shown of a batch: the name's promise then, the rank that it really had, until when."""
         self._resting: dict[Batch, tuple[float, float]] = {}
@@ -81,17 +82,17 @@ class Selection:
         self._in_hand: tuple[TaskFileName, Rank] | None = None
         """The batch that gave a task last: no head, until a choice is to be made. A worker that stays sorts nothing."""
         self.batch_in_hand: Batch | None = None
-        """Which batch that is."""
+        """The batch in hand: the one that gave the last task."""
         self._limit = LAST
         """The rank of the best head, as long as `_in_hand` is set."""
         self._until = 0.0
-        """When the limit is to be looked at again: a batch has rested, or the shards are to be listed."""
+        """Time at which the limit must be looked at again: a batch has rested, or the shards are to be listed."""
         self._seen_at = 0.0
-        """When the batch in hand was looked into."""
+        """Time at which the batch in hand was looked into."""
         self._began = -math.inf
-        """When the oldest listing began of those that were made to compare heads."""
+        """Time at which the oldest listing began of those that were made to compare heads."""
         self._took_s = 0.0
-        """How long the last listing of all shards took."""
+        """Duration of the last listing of all shards (s)."""
 
     @property
     def is_ordered(self) -> bool:

@@ -35,15 +35,15 @@ class Watch:
 
     def __init__(self, leaser: Leaser, lease_ms: int | None, up_to: Rank | None = None, may_go: bool = False) -> None:
         self.may_go, self.is_gone = may_go, False
-        """Whether it is no error if the queue is deleted; and whether it was."""
+        """True if it is no error that the queue is deleted; and true if it was deleted."""
         self.store = leaser.store
         leaser.let_go = leaser.store.logs.let_go_of_own  # `Several` asks the others: else each would ask each
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
         self.due_s, self.stores = self._idle_poller.due_s, self._idle_poller.stores
         self.is_failing = False
-        """Whether the last question to it ended in an error."""
+        """True if the last question to the queue ended in an error."""
         self.warned_of: tuple[type, int | None] | None = None
-        """What kind of error was warned of last, since it gave a task."""
+        """Kind of the error that was warned of last, since the queue gave a task."""
 
     @property
     def is_deaf(self) -> bool:
@@ -91,13 +91,14 @@ class Several:
         """The one that gave something last comes last."""
         self._skips_gone = skips_gone
         self._promised: dict[Watch, Rank] = {}
-        """Those that seem to have tasks, and the rank of the best. The one that gave something last comes last."""
+        """Watches of queues that seem to have tasks, and the rank of the best. The one that gave a task last comes
+        last."""
         self._unknown: dict[Watch, None] = {}
-        """Those that are to be asked what they have."""
+        """Watches of queues that must be asked what they have."""
         self._believed_until = -math.inf
-        """Until when the others need not be asked (monotonic clock)."""
+        """Time until which the other queues need not be asked (monotonic clock)."""
         self.errors: dict[Watch, FsqueueError] = {}
-        """Of the watches that failed during the last look."""
+        """Errors of the watches that failed during the last look."""
         self._tried: dict[Watch, Rank] = {}
         """Of those that gave nothing the last time in this look: within which bound.
 
@@ -260,7 +261,8 @@ class SeveralRoots(Several):
         self.asking: Watch | None = None
         """The one that is asked at this moment, for other threads."""
         self._held: dict[int, LeasedTask] = {}
-        """What this look has leased, by identity. A task is taken out in one step, by `look` or by another thread."""
+        """Tasks that this look has leased, by identity. A task is taken out in one step, by `look` or by another
+        thread."""
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return what another thread has not taken by then."""

@@ -10,7 +10,7 @@ from fsqueue.format.movements import Record, lease
 from fsqueue.leased_task import LeasedTask
 
 Holder = dict[str, Any]
-"""What leases say of their worker."""
+"""The fields by which a lease names its worker."""
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +20,7 @@ class Share:
     n: int
     holder: Holder
     left: int = 0
-    """How many more tasks the holder wants."""
+    """Number of further tasks that the holder wants."""
     leases: set[str] = field(default_factory=set)
     """The leases that the holder has got."""
 
@@ -38,7 +38,7 @@ class NewLease:
     several: bool
     share: Share | None = None
     offset: int = 0
-    """Where the lease's record stands in the log."""
+    """Offset of the lease's record in the log."""
 
     def record(self, at: int, until: int) -> Record:
         """Return the record that gives the tasks to the lease."""

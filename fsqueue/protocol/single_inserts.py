@@ -59,22 +59,22 @@ Pending = list[tuple[str, EncodedTask]]
 
 
 class _Appended(NamedTuple):
-    """What is known of tasks of an insert that were appended to one batch: all of them, unless there is a `failure`."""
+    """The outcome of appending tasks of an insert to one batch: all of them, unless there is a `failure`."""
 
     first: int
     """The index of the first task."""
     end: int
     """Where the log ends behind their records."""
     new: int
-    """How many of the first tasks are in the batch."""
+    """Number of the first tasks that are in the batch."""
     failure: OSError | FsqueueError | None = None
-    """Why not all of the tasks are in the batch."""
+    """Error for which not all of the tasks are in the batch."""
     is_exact: bool = True
-    """Whether it is certain that none of the others is."""
+    """True if it is certain that none of the other tasks is in the batch."""
 
 
 class PreparedInserts(NamedTuple):
-    """Where prepared inserts of an update are."""
+    """The place of prepared inserts of an update."""
 
     batch: Batch
     first: int
@@ -90,7 +90,7 @@ class _Overtaken(Exception):
 
 
 class _Unknown(Exception):
-    """It cannot be found out whether a task is in a batch that is gone."""
+    """Raised if it cannot be found out whether a task is in a batch that is gone."""
 
 
 def may_append(settings: Settings, domain: str) -> bool:

@@ -17,7 +17,7 @@ CHANGING = frozenset({"lease", "fail", "release", "revoke", "bury", "change"})
 
 
 class Charge(NamedTuple):
-    """What ended an attempt that was charged, and the worker that had made it, as its lease says."""
+    """The end of an attempt that was charged, and the worker that had made it, as its lease says."""
 
     error: str | None
     """The error of a `fail` record; None: the lease ran out."""

@@ -49,9 +49,9 @@ class UpdateInOneLog:
         [(self._batch, self._endings)] = queue.endings.items()
         self._pending = [(store.entropy.hex16(), task) for task in queue.inserts]
         self._is_written = False
-        """Whether the last try may have written anything."""
+        """True if the last try may have written anything."""
         self._log: LogSync | None = None
-        """What makes the update's records durable, where they must be."""
+        """The sync that makes the update's records durable, where they must be."""
 
     def apply(self, syncs: LogSyncs, until: float) -> bool:
         """Let the update happen. False: nothing was done: the batch does not take the inserts, or a lease is lost.

@@ -1,6 +1,5 @@
-"""What an update is to do, log by log: the operations on held tasks as records, and why they cannot be (section 4.22 of
-the design).
-"""
+"""Plan an update, log by log: the operations on held tasks as records, and why they cannot be (section 4.22 of the
+design)."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ MAY_STILL_COMPLETE = "has a lease on it that has run out, but may still complete
 ALREADY = "completed by this lease"
 """The reason of a conflict if the same lease has completed the task before."""
 LOOK_AGAIN = "Discard the results of these tasks; of those that were only seen, look at what they are now."
-"""What to do after a conflict."""
+"""Advice of the error about a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,8 @@ class TaskChange(NamedTuple):
     result: bytes | None = None
     """JSON, of a completion; the new payload."""
     ms: int | None = None
-    """For how long to renew; after which pause it comes back. None of a failure: the queue's own pause."""
+    """Duration of a renewal, or pause after which the task comes back (ms). None of a failure: the queue's own
+    pause."""
     text: str = ""
     """The error, or the reason."""
 
@@ -65,7 +65,7 @@ class TaskChange(NamedTuple):
 
 
 class QueuePlan:
-    """What an update does in one queue. What is asked of it again and again is noted as operations are added."""
+    """Plan of an update in one queue. Answers that are asked for again and again are noted as operations are added."""
 
     __slots__ = (
         "directory",
@@ -92,11 +92,11 @@ class QueuePlan:
         self.keyed: dict[str, EncodedTask] = {}
         """The first task that the update inserts with each key."""
         self.has_inserts = False
-        """Whether the update inserts anything, with a key or without."""
+        """True if the update inserts anything, with a key or without."""
         self.makes_available = False
-        """Whether the update makes tasks available, now or later."""
+        """True if the update makes tasks available, now or later."""
         self.freezes_free_tasks = False
-        """Whether the update's prepared records keep other processes from tasks that no lease holds."""
+        """True if the update's prepared records keep other processes from tasks that no lease holds."""
         self.longest = 0
         """The bytes of the longest task, or new payload, that the update brings."""
 
@@ -146,7 +146,7 @@ class QueuePlan:
 
 
 class Applied:
-    """What an update has changed: new tasks, and new versions."""
+    """The changes that an update has made: new tasks, and new versions."""
 
     def __init__(self) -> None:
         self.inserted: dict[str, list[str]] = {}
@@ -175,14 +175,14 @@ class Applied:
 
 
 class Conflicts:
-    """Why an update cannot happen."""
+    """The reasons why an update cannot happen."""
 
     def __init__(self) -> None:
         self.missing: list[Conflict] = []
         self.changed: list[Conflict] = []
         self.owned: list[Conflict] = []
         self.depends: list[Conflict] = []
-        """What is wrong with the tasks that the update only depends on."""
+        """Conflicts of the tasks that the update only depends on."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.changed or self.owned or self.depends)

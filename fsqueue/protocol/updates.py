@@ -100,9 +100,9 @@ class _Touched:
         self.opened, self.batch, self.layout = opened, locked.batch, locked.log.layout
         self.log = LogSync(locked, syncs)
         self.records = 0
-        """How many records were appended."""
+        """Number of records that were appended."""
         self.is_begun = False
-        """Whether the log was begun for them, beside a task file whose name may not be on disk yet."""
+        """True if the log was begun for these records, beside a task file whose name may not be on disk yet."""
         self.has_new_name = False
 
     @property
@@ -129,7 +129,7 @@ class Coordinator:
         self.files = OwnDecisionFiles()
         self.syncs = LogSyncs()
         self.log_s = 0.0
-        """How long each log took in the last update, its sync and its part of the decision included."""
+        """Time that each log took in the last update (s), its sync and its part of the decision included."""
 
     def close(self) -> None:
         """Leave the decision file. The next update begins another one."""
@@ -198,11 +198,11 @@ class _Try:
         self._coordinator, self._group, self._tries = coordinator, group, tries
         self._clock, self._entropy = group.clock, group.entropy
         self._until = until
-        """When the time of the try is over, on the monotonic clock."""
+        """Time at which the try must end, on the monotonic clock."""
         self._process = forks.depth
         self._update = names.new_update(group.entropy)
         self._part = UpdatePart(self._update)
-        """What the next prepared records say of the update."""
+        """Fields of the next prepared records that say of which update they are."""
         self._conflicts, self._applied = Conflicts(), Applied()
         self._touched: list[_Touched] = []
         self._collapsed: list[tuple[_Opened, int]] = []

@@ -37,16 +37,16 @@ class IdlePoller:
         self._leaser, self._lease_ms, self._strict, self._up_to = leaser, lease_ms, strict, up_to
         self.stores = [leaser.store]
         self._idle = False
-        """Whether the last look found nothing, and did not fail."""
+        """True if the last look found nothing, and did not fail."""
         self._acted_on = (0, b"")
         """The generation, and what its doorbell said, before the last look at everything that did not fail."""
         self._swept = 0.0
         self._again_at = math.inf
-        """When to look at everything once more after a notification (monotonic clock): see `Doorbell`."""
+        """Time at which to look at everything once more after a notification (monotonic clock): see `Doorbell`."""
         self.is_deaf = False
-        """Whether to sleep without listening for notifications: other workers took what the last one told of, and a
-        look at everything comes soon anyway. Many idle workers would otherwise list for each task that one takes.
-        """
+        """True if the poller sleeps without listening for notifications: other workers took what the last one told of,
+        and a look at everything comes soon anyway. Many idle workers would otherwise list for each task that one
+        takes."""
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks.
@@ -188,7 +188,7 @@ def tell_of_end(stores: Iterable[Store]) -> None:
 
 
 class TaskSource(Protocol):
-    """Where tasks come from: a queue, several, those of a group. Looked at again and again, by one thread at a time."""
+    """Source of tasks: a queue, several, those of a group. Looked at again and again, by one thread at a time."""
 
     @property
     def stores(self) -> Sequence[Store]:

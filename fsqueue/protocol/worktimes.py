@@ -25,10 +25,10 @@ LONGEST_S = 10**10
 
 @dataclass(slots=True)
 class Worked:
-    """What is known of the work on tasks, by batch and index."""
+    """Durations and resources of the work on tasks, by batch and index."""
 
     ms: dict[tuple[Batch, int], int]
-    """How long the work on each task took (ms)."""
+    """Duration of the work on each task (ms)."""
     used: dict[tuple[Batch, int], Used]
 
 

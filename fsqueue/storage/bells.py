@@ -35,7 +35,7 @@ class _View(NamedTuple):
     content: bytes
     """b"" if there is none."""
     until: float
-    """When to read the file again."""
+    """Time at which to read the file of bells again (monotonic clock)."""
     settled_at: float
     """From when on a doorbell whose bell has not rung meanwhile holds all that was rung, ..."""
     rung: Mapping[int, float]

@@ -33,7 +33,7 @@ GUARD = b"\0"
 """Written before the record that announces an offset behind it. The next process that counts finds a longer counter,
 and takes another offset, even if the announced bytes are never written. A NUL byte counts nothing."""
 CANCELLED = b"x"
-"""What each batch that ends by cancelled tasks appends. Only the number of bytes counts."""
+"""Byte that each batch that ends by cancelled tasks appends. Only the number of bytes counts."""
 HOLE = b"\0\0"
 """Two NUL bytes in a row: bytes that were announced and are not written yet, or that a crash has prevented."""
 READ_AGAIN_S = 600.0

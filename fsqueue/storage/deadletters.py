@@ -34,9 +34,9 @@ logger = logging.getLogger("fsqueue")
 
 Where = Callable[[DeadLetter], bool]
 END_BYTES = 1 << 14
-"""How much is read of the end of a file, at least, for its latest letters."""
+"""Minimum number of bytes that are read of the end of a file, for its latest letters."""
 UPKEEP_WAIT_S = 2.0
-"""How long upkeep waits for a file's lock."""
+"""Time that upkeep waits for the lock of a file of dead letters."""
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def _letter(
 
 
 class Ids:
-    """What one reading of all letters, or of those of some shards, says: the ids that are dead, those that were dealt
-    with, what retries staged."""
+    """The findings of one reading of all letters, or of those of some shards: the ids that are dead, those that were
+    dealt with, what retries staged."""
 
     def __init__(self, store: Store, only: Sequence[Shard] | None = None) -> None:
         self.dead: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a reader sees of updates that are decided, and whose outcome a log does not have yet.
+"""Let a reader see updates that are decided, and whose outcome a log does not have yet.
 
 A process that has a log locked appends the outcome. A reader has no lock: it asks the decision file, and lets the
 records act in its own copy that the file commits (docs/design.md, section 4.22). So a process that has seen a part
@@ -103,14 +103,14 @@ MET_MAX = 10_000
 
 
 class UpdatePatience:
-    """Since when a check has met prepared records, and so which of them are old. One thread's.
+    """The times since which a check has met prepared records: they tell which of these are old. One thread's.
 
     Their times alone do not tell: a host's clock may have been set back since, or be behind the updater's.
     """
 
     def __init__(self) -> None:
         self._met: dict[tuple[Batch, UpdateId], float] = {}
-        """When each update was first met in a log, on this process's monotonic clock (s)."""
+        """Time at which each update was first met in a log, on this process's monotonic clock (s)."""
 
     def decide(self, store: Store, batch: Batch, state: ReplayState) -> bool:
         """Have decided what is old among the prepared records of a log. Return whether anything was: then look again.

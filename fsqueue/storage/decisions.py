@@ -118,7 +118,7 @@ class DecisionRequest(NamedTuple):
     file: DecisionFileName
     update: UpdateId
     may_abort: bool = False
-    """Whether the update's records are old, so that the process decides against it if nothing is decided."""
+    """True if the update's records are old, so that the process decides against it if nothing is decided."""
     beside: LogName | None = None
     """The log in which the update was prepared first, if its records name that."""
 
@@ -310,9 +310,9 @@ class Vote:
     def __init__(self, update: UpdateId, logs: list[LogName]) -> None:
         self.update, self.logs = update, logs
         self.is_begun = False
-        """Whether the update's `commit` may stand in the file, or come there: then only that tells the outcome."""
+        """True if the update's `commit` may stand in the file, or come there: then only that tells the outcome."""
         self.is_durable = True
-        """Whether a power loss cannot take the decision any more. False after a sync that has failed."""
+        """True if a power loss cannot take the decision any more. False after a sync that has failed."""
 
 
 class _Opened:
@@ -334,9 +334,9 @@ class OwnDecisionFile:
         self.group, self.name = group, name
         self.path = decisions.path_of(group.path, name)
         self.is_left = False
-        """Whether no further update may be decided in the file."""
+        """True if no further update may be decided in the file."""
         self.is_named = False
-        """Whether the file's name is known to be on disk."""
+        """True if the file's name is known to be on disk."""
         self.used_at = clock.monotonic()
         self._opened: _Opened | None = opened
         self._state = opened.file.state

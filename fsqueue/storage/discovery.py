@@ -16,7 +16,7 @@ from fsqueue.storage import absence, remains
 from fsqueue.storage.group_directory import is_group, refuse_lost, refuse_strays_above
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-"""How a URL begins. `pathlib` leaves one slash of the two."""
+"""Pattern of the beginning of a URL. `pathlib` leaves one slash of the two."""
 GATEWAY_SCHEMES = ("http", "https", "http+unix")
 
 

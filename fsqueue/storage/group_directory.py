@@ -101,7 +101,8 @@ class GroupDirectory:
         self.bells = Bells(self.fs, path, self.clock, self.entropy)
         self._measurement = LatestMeasurement()
         self.left_in_logs: dict[str, tuple[Stamp, int]] = {}
-        """How many tasks a log of an open batch said to be left, by its path, and the log's stamp then: `unopened`."""
+        """Number of tasks that a log of an open batch said to be left, by the log's path, and the log's stamp then:
+        `unopened`."""
         try:
             self._stamp, self.state = self._read()
         except GroupNotFound:

@@ -29,7 +29,8 @@ CUT = ("insert", "replace")
 NOT_KEPT: Any = object()
 """The payload that a task was given by a `replace` record, if the history does not keep it."""
 LATE_MS = 5_000
-"""How far lines may stand out of the order in which batches finished: a finishing process waits for the lock."""
+"""Longest time by which lines may stand out of the order in which batches finished: a finishing process waits for the
+lock."""
 
 
 def keep(locked: LockedBatch, at: int, timeout_s: float, tasks: bytes = b"") -> None:

@@ -12,7 +12,7 @@ from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 LIVING = (AVAILABLE, LEASED)
 """The states of tasks that live."""
 _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"(\w+)","first":(\d+),')
-"""What an `insert` record begins with that this package has written."""
+"""First bytes of an `insert` record that this package has written."""
 
 
 def find(state: ReplayState, pieces: Iterable[sparse.Piece], identity: str) -> tuple[int | None, bool]:

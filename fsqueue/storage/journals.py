@@ -82,7 +82,8 @@ class Journal:
     def __init__(self, fs: Filesystem, path: str, fd: int) -> None:
         self.fs, self.path, self.fd = fs, path, fd
         self.size: int | None = None
-        """How long the file is, if that is known under the lock. Not on a network mount, where the lock can be lost."""
+        """Length of the file, if that is known under the lock (bytes). Not on a network mount, where the lock can be
+        lost."""
 
     # -- the lock ------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from fsqueue.storage.store import Store
 T = TypeVar("T")
 SETTLED = ("retried", "purged")
 LETTER = b'{"op":"dead",'
-"""What the line of every letter begins with."""
+"""First bytes of the line of each letter."""
 BLOCK_BYTES = 4096
 """A file is replaced only if that gives back more than this: filesystems give room in blocks."""
 MOVED_BYTES = 128
@@ -156,7 +156,8 @@ def each(
 
 
 class Version(NamedTuple):
-    """What tells a file from the one that replaces it: the number of an inode may come again, its first bytes not."""
+    """Identity that tells a file of letters from the one that replaces it: the number of an inode may come again, its
+    first bytes not."""
 
     inode: int
     begin: bytes
@@ -168,7 +169,7 @@ def version(file: journals.Journal) -> Version:
 
 
 class State(NamedTuple):
-    """What the system says of a file: it changes when anything is appended, or the file is replaced.
+    """State of a file of letters as the system tells it: it changes when anything is appended, or the file is replaced.
 
     Unless the number of an inode comes again within the resolution of the filesystem's clock: see `Version`.
     """

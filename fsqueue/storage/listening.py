@@ -90,7 +90,7 @@ class Doorbell:
 
 
 class _Watched:
-    """What the kernel watches of one doorbell: the file, or as long as that is missing, the directory it will be in.
+    """What the kernel watches for one doorbell: the file, or as long as that is missing, the directory it will be in.
 
     It keeps no queue open: a listener lingers for the next wait, and the queue may have been let go of meanwhile.
     """
@@ -153,7 +153,7 @@ class Listener:
         self._changes: Changes | None = None
         self._retry_at = -math.inf
         self.idle_since = math.inf
-        """When it was given back, on the monotonic clock."""
+        """Time at which the watch was given back, on the monotonic clock."""
         forks.register(self, Listener.close)  # what a child read of the same descriptor, its parent would not hear
 
     @property

@@ -1,4 +1,4 @@
-"""What is in the queue by its listings: shards, task files, logs and their states. No lock is taken.
+"""Look at the queue by its listings: shards, task files, logs and their states. No lock is taken.
 
 A listing may be old, or miss a name that is being renamed: only two of them prove absence. What a state says of updates
 includes what is decided about them: see `decided`.

@@ -31,7 +31,7 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 LOST = object()
-"""In place of a payload that cannot be read any more."""
+"""Stands in place of a payload that cannot be read any more."""
 
 LEAST_WAIT_S = 0.01
 """Shortest wait for a batch whose lock is busy: the error then says who has it."""
@@ -54,9 +54,9 @@ class Undecided(NamedTuple):
     file: DecisionFileName
     """The decision file that decides."""
     is_old: bool
-    """Whether the update's patience is over: a process that needs the decision may decide against it."""
+    """True if the update's patience is over: a process that needs the decision may decide against it."""
     old_ms: int
-    """When that is so, as the file server's clock is expected to show it (ms)."""
+    """Time at which the update's patience is over, as the file server's clock is expected to show it (ms)."""
     beside: LogName | None = None
     """The log in which the update was prepared first; None if that is this log, or the records do not say it."""
 

@@ -32,8 +32,8 @@ GONE_BYTES = 128
 SEAL_BYTES = 512
 """A `seal` is no longer than this."""
 RECENT_WINDOWS = (1 << 16, 1 << 19)
-"""How much a view of the latest movements reads from the end of a log that has checkpoints: bytes, and more bytes if
-those have no checkpoint."""
+"""Numbers of bytes that a view of the latest movements reads from the end of a log with checkpoints: the second one if
+the first has no checkpoint in it."""
 _BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
 
 
@@ -224,24 +224,26 @@ class Log:
         self._added: list[bytes] = []
         """The lines of records that the state has, and the file has not."""
         self.added_bytes = 0
-        """Their length."""
+        """Length of the lines that are added and not appended yet (bytes)."""
         self.lines: TaskLines | None = None
         """The lines of the tasks, while they are needed."""
         self.longest: int | None = None
         """The length of the longest line of the task file, if this process has read them; see `let_go_of_lines`."""
         self.domain: str | None = None
-        """Whose inserts the batch takes, as its task file says; None if it takes none, or that file was not read."""
+        """Domain whose inserts the batch takes, as its task file says; None if it takes none, or that file was not
+        read."""
         self.name: TaskFileName | None = None
         """The task file's name as last seen or made: a hint."""
         self.is_named_so = False
-        """Whether this process saw the file under `name`, or renamed it so, and no other name was recorded since."""
+        """True if this process saw the file under `name`, or renamed it so, and no other name was recorded since."""
         self.is_used = True
-        """Whether the log was locked since `OpenLogs` last looked for one to close."""
+        """True if the log was locked since `OpenLogs` last looked for one to close."""
         self.single = False
-        """Whether the task file was seen to have one name. Renaming it then leaves it with one."""
+        """True if the task file was seen to have one name. Renaming it then leaves it with one."""
         self._insert_ids: InsertIds | None = None
         self.met: dict[UpdateId, float] = {}
-        """When this process first met the prepared records of updates that had no outcome (monotonic clock, s)."""
+        """Time at which this process first met the prepared records of updates that had no outcome (monotonic clock,
+        s)."""
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd

@@ -106,7 +106,7 @@ class Numbers:
         self._asked: list[_Asked] = []
         self._known: dict[bytes, _OfBatch] = {}
         self._end = 0
-        """How many numbers there are, as far as this process has followed the files."""
+        """Number of numbers that were given, as far as this process has followed the files."""
         self._distrusted = 0
         """Numbers up to this one, that were not followed yet, name nothing: their sync has failed."""
         self._last: int | None = None

@@ -64,7 +64,7 @@ class OpenLogs:
         self._logs: OrderedDict[Batch, Log] = OrderedDict()
         self._mutex = resources.Mutex()
         self._passed_at = -math.inf
-        """When `let_go` last began to look for logs that are not used (monotonic clock)."""
+        """Time at which `let_go` last began to look for logs that are not used (monotonic clock)."""
         self.followers: WeakTable[Follower, None] = WeakTable()
         """Objects beside the logs that have descriptors of the queue's logs."""
         _everywhere[self] = None

@@ -16,7 +16,7 @@ from fsqueue.interruptions import let_out
 from fsqueue.storage import absence, remains
 
 FRESH_S = 1.0
-"""How old what was read of `queue.jsonl` may be before an append."""
+"""Maximum age of what was read of `queue.jsonl`, before an append (s)."""
 LONG_AGO_S = -1e9
 
 
@@ -63,7 +63,7 @@ class QueueFile:
     def forget(self) -> None:
         """Force the next verb to read the file anew, and to prove that it is the same queue."""
         self.read_at = LONG_AGO_S
-        """When the file was read last, on the monotonic clock."""
+        """Time at which the file was read last, on the monotonic clock."""
         self._size_read = -1
         self._size_now: Callable[[], int] = lambda: -2
 

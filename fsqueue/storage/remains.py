@@ -27,11 +27,11 @@ from fsqueue.interruptions import let_out, suppress
 
 SHARDS_MAX = 4096
 SAMPLE_BYTES = 1 << 16
-"""How much of a file of lines is read to learn of which shard the batches in it are."""
+"""Number of bytes of a file of lines that are read to learn of which shard the batches in it are."""
 _LETTER = re.compile(rb'"op":"dead","id":"([0-9a-f]{32})\.')
 _FINISHED = re.compile(rb'^{"batch":"([0-9a-f]{32})"', re.MULTILINE)
 _PARTS = {"queue", "movements"}
-"""What a generation's directory has below it once a task was inserted."""
+"""Names in a generation's directory once a task was inserted."""
 
 
 class Remains(NamedTuple):

@@ -29,7 +29,7 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 LATER_WAIT_S = 2.0
-"""How long a call waits for a file of letters once another one has stayed locked for the whole time."""
+"""Time that a call waits for a file of letters once another one has stayed locked for the whole time."""
 
 
 class EndedTask(NamedTuple):
@@ -231,7 +231,7 @@ class Seen(NamedTuple):
 
     version: letter_files.Version
     state: letter_files.State
-    """As of the last look."""
+    """State of the file of letters, as of the last look."""
     end: int
     names: frozenset[str]
 

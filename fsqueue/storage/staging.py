@@ -42,11 +42,11 @@ class Staged:
     name: TaskFileName
     layout: Layout
     began: float
-    """When it was made, on the clock that never jumps."""
+    """Time at which the file was staged, on the clock that never jumps."""
     is_published: bool | None = False
     """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
     is_synced: bool = False
-    """Whether the file is on disk, as far as the queue's durability asks for that."""
+    """True if the file is on disk, as far as the queue's durability asks for that."""
     process: int = field(default_factory=lambda: forks.depth)
     """The process that has made it: no other publishes or removes it."""
 

@@ -106,7 +106,7 @@ class Store:
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
-        """What `retrying` has read of files of dead letters, by their paths."""
+        """Findings of `retrying` in files of dead letters, by the files' paths."""
         self.group: Any = None
         """The open group that the queue lies in, once `decisions` has asked for it."""
         self._busy_until: dict[str, float] = {}
@@ -116,9 +116,9 @@ class Store:
         """
         self._logs_generation = self.queue_state.generation
         self.domain = domain_of(self.fs)
-        """Whose inserts this process may add to an open batch. On a local disk a power loss may have taken records that
-        were not synced, and that others had acted upon: so only those of the same boot. "" if that is not known.
-        """
+        """Domain whose inserts this process may add to an open batch. On a local disk a power loss may have taken
+        records that were not synced, and that others had acted upon: so only those of the same boot. "" if that is not
+        known."""
         self._leases_for_others = False
         self._identify()
         if self.fs.shared:

@@ -95,7 +95,7 @@ class StartedWorker:
         self._process.kill()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, for so long at most. Return whether it has ended."""
+        """Wait up to `seconds` for the worker's end. Return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
             return True

@@ -1,4 +1,4 @@
-"""mv: a task is at one of the two queues, whatever is killed, and whoever works meanwhile."""
+"""`mv` leaves each task at exactly one of the two queues, if processes are killed and if workers go on."""
 
 from __future__ import annotations
 
