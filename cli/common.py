@@ -70,7 +70,7 @@ def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
 
     The latter comes into being at its first insert. QueueNotFound, NotAQueue.
     """
-    with process.asking(path):
+    with process.question_to(path):
         return fsqueue.Group.queue_at(path, worker)
 
 
@@ -89,7 +89,7 @@ def group_at(path: str, given: Mapping[str, object] = NO_OPTIONS, worker: str | 
     NotAQueue if options are given and something else is in the place of a group's own file; QueueNotFound if nothing is
     there.
     """
-    with process.asking(path):
+    with process.question_to(path):
         group = fsqueue.Group.at(path, worker)
     named = [name for name, value in given.items() if value is not None]
     if group is None and named:

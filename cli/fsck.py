@@ -74,7 +74,7 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
     (None, None) stands for what was named, and is no queue of the group.
     """
     is_lost = False
-    with process.asking(path):
+    with process.question_to(path):
         for finding in fsck_lost(path, repair):
             yield None, finding
             is_lost = is_lost or not finding.repaired

@@ -24,7 +24,7 @@ is_own = False
 """Whether this process is the command line, and nothing else. False in tests."""
 _are_signals_ours = False
 """Whether this process is the command line, so that its signals are ours to handle. False in tests."""
-_asking: dict[int, str] = {}
+_asked_paths: dict[int, str] = {}
 """By thread: the path whose file server it asks."""
 _left: set[int] = set()
 """Threads that nothing waits for any more: their file servers are silent, and named already."""
@@ -103,18 +103,18 @@ def watch() -> None:
 
 
 @contextmanager
-def asking(path: str) -> Iterator[None]:
+def question_to(path: str) -> Iterator[None]:
     """Name this path if this thread waits for the file server meanwhile."""
     thread = _thread.get_native_id()
-    before = _asking.get(thread)
-    _asking[thread] = path
+    before = _asked_paths.get(thread)
+    _asked_paths[thread] = path
     try:
         yield
     finally:
         if before is None:
-            _asking.pop(thread, None)
+            _asked_paths.pop(thread, None)
         else:
-            _asking[thread] = before
+            _asked_paths[thread] = before
 
 
 def leave(threads: Iterable[int]) -> None:
@@ -124,7 +124,7 @@ def leave(threads: Iterable[int]) -> None:
 
 def silence(threads: Iterable[int]) -> str:
     """Return what is said of these threads, which wait for the file server."""
-    paths = dict.fromkeys(path for thread in threads if (path := _asking.get(thread)) is not None)
+    paths = dict.fromkeys(path for thread in threads if (path := _asked_paths.get(thread)) is not None)
     return f"{', '.join(paths)}: {SILENT}" if paths else SILENT
 
 

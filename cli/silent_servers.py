@@ -44,7 +44,7 @@ class PendingAnswer(Future[T]):
 
     def _ask(self) -> None:
         try:
-            with process.asking(self.path):
+            with process.question_to(self.path):
                 found = self._asks()
         except BaseException as error:  # also SystemExit: `result` raises it
             self.set_exception(error)

@@ -21,7 +21,7 @@ from typing import Any
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS, OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem, processes
-from fsqueue.filesystem.expected_errors import asking_again
+from fsqueue.filesystem.expected_errors import retried_after_stale
 from fsqueue.filesystem.side_threads import SideThread
 from fsqueue.interruptions import suppress
 
@@ -314,7 +314,7 @@ def written(party: Party) -> bytes:
     """Return the ledger that parties wrote by turns; nothing, where it is not to be found."""
     where = party.fs, party.path("ledger"), LEDGER_BYTES_MAX, party.owner
     try:
-        return asking_again(lambda: start_of(*where))
+        return retried_after_stale(lambda: start_of(*where))
     except FileNotFoundError:
         return b""
 

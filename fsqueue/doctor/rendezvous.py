@@ -27,7 +27,7 @@ from fsqueue.doctor.contests import start_of
 from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
-from fsqueue.filesystem.expected_errors import asking_again
+from fsqueue.filesystem.expected_errors import retried_after_stale
 from fsqueue.interruptions import suppress
 from fsqueue.upkeep import doctorplaces
 
@@ -204,7 +204,7 @@ class Rendezvous:
         """Return the body of a note, or None if it is not there yet, not whole, or none of the partner's."""
         where = self.fs, f"{self.directory}/{name}", NOTE_BYTES_MAX, self._owner_there
         try:
-            digest, _, data = asking_again(lambda: start_of(*where)).partition(b"\n")
+            digest, _, data = retried_after_stale(lambda: start_of(*where)).partition(b"\n")
             return orjson.loads(data) if _digest(data) == digest else None
         except orjson.JSONDecodeError:  # no doctor wrote it
             return None

@@ -8,9 +8,9 @@ from fsqueue.filesystem.expected_errors import (
     LOST,
     NOT_FILES,
     PassingOverStrays,
-    asking_again,
     either_of_two,
     is_gone,
+    retried_after_stale,
     stale_is_missing,
 )
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of
@@ -28,7 +28,7 @@ __all__ = [
     "OpenTree",
     "PassingOverStrays",
     "Stamp",
-    "asking_again",
+    "retried_after_stale",
     "beegfs_setting",
     "either_of_two",
     "directories_above",

@@ -22,7 +22,7 @@ A server loses locks if it restarts, or if this host was cut off (EBADF: it has 
 again to learn what became of it. A broken disk gives these errors every time."""
 
 
-def asking_again(action: Callable[[], T]) -> T:
+def retried_after_stale(action: Callable[[], T]) -> T:
     """Call `action`; after ESTALE call it once more, so that it resolves its path again.
 
     Also if the system had no descriptor left: idle files are closed before that.

@@ -16,7 +16,7 @@ from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import HiddenTasks
 from fsqueue.filesystem import forked, locks, resources, side_threads, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
-from fsqueue.filesystem.expected_errors import NOT_FILES, asking_again, kind_of
+from fsqueue.filesystem.expected_errors import NOT_FILES, kind_of, retried_after_stale
 from fsqueue.filesystem.mounts import mount_of
 from fsqueue.filesystem.open_directories import place_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted, Stamp, stamp_of
@@ -163,7 +163,7 @@ class Filesystem(Rooted):
             with self.closing(self.look_anew(path)) as fd:
                 return self.read_from(fd, 0)
 
-        return asking_again(from_the_start)
+        return retried_after_stale(from_the_start)
 
     def read_from(self, fd: int, offset: int) -> bytes:
         """Return all bytes of an open file from `offset` on."""
@@ -211,7 +211,7 @@ class Filesystem(Rooted):
             with self.closing(self.look_anew(path)) as fd:
                 return self.all_pieces(fd)
 
-        return asking_again(from_the_start)
+        return retried_after_stale(from_the_start)
 
     def read_stamped(self, path: str) -> tuple[Stamp, list[tuple[int, bytes]]]:
         """Return the stamp of the file `path` before it was read, and the pieces of its content: see `read_pieces`."""
@@ -220,7 +220,7 @@ class Filesystem(Rooted):
             with self.closing(self.look_anew(path)) as fd:
                 return stamp_of(self.fstat(fd)), self.all_pieces(fd)
 
-        return asking_again(from_the_start)
+        return retried_after_stale(from_the_start)
 
     def cut_to(self, fd: int, size: int) -> None:
         """Make an open file as short as this, synced. Only under the file's lock."""
@@ -267,7 +267,7 @@ class Filesystem(Rooted):
                 os.mkdir(name, DIRECTORY_MODE, dir_fd=within)
 
         try:
-            asking_again(make)
+            retried_after_stale(make)
         except FileExistsError:
             sync = False
         except FileNotFoundError:
@@ -298,7 +298,7 @@ class Filesystem(Rooted):
         If something else stands in its place, or in that of a directory above it: []; with `strict`, HiddenTasks.
         """
         try:
-            return asking_again(lambda: self._list(directory))
+            return retried_after_stale(lambda: self._list(directory))
         except (FileNotFoundError, NotADirectoryError) as error:
             code = error.errno or 0
         if self.shared:
@@ -373,7 +373,7 @@ class Filesystem(Rooted):
                 return take(found)
 
         try:
-            return asking_again(scan)
+            return retried_after_stale(scan)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -392,7 +392,7 @@ class Filesystem(Rooted):
                         os.unlink(old, dir_fd=here)
 
         try:
-            asking_again(move)
+            retried_after_stale(move)
         except FileNotFoundError:
             return False
         return True
@@ -404,7 +404,7 @@ class Filesystem(Rooted):
             with self._holders(source, target) as (here, old, there, new):
                 os.link(old, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
-        asking_again(link)
+        retried_after_stale(link)
 
     def unlink(self, path: str) -> bool:
         """Remove a name; False if it was not there."""
@@ -414,7 +414,7 @@ class Filesystem(Rooted):
                 os.unlink(name, dir_fd=within)
 
         try:
-            asking_again(remove)
+            retried_after_stale(remove)
             return True
         except FileNotFoundError:
             return False
@@ -508,7 +508,7 @@ class Filesystem(Rooted):
             finally:
                 resources.close(fd)
 
-        asking_again(sync)
+        retried_after_stale(sync)
 
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""

@@ -14,7 +14,7 @@ from functools import cache, partial
 from fsqueue import forks
 from fsqueue.filesystem import beneath, idle_files, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
-from fsqueue.filesystem.expected_errors import asking_again
+from fsqueue.filesystem.expected_errors import retried_after_stale
 from fsqueue.interruptions import is_interruption, let_out, suppress
 
 DIRECTORY_MODE = 0o777
@@ -175,7 +175,7 @@ class Rooted:
     def _open_root(self) -> int:
         if self._within is not None:
             return self._within.hold_directory(self.root)
-        return asking_again(lambda: resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,))))
+        return retried_after_stale(lambda: resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,))))
 
     @property
     def device(self) -> int:
@@ -314,7 +314,7 @@ class Rooted:
     def _walk_to(self, path: str) -> int:
         """Open a directory below the root, asking a file server for each one on the way."""
         root, inside = self._root(), self._inside(path)
-        return asking_again(lambda: beneath.walk(root, inside, DIRECTORY_FLAGS, way=DIRECTORY_FLAGS, by=self))
+        return retried_after_stale(lambda: beneath.walk(root, inside, DIRECTORY_FLAGS, way=DIRECTORY_FLAGS, by=self))
 
     def _holder(self, path: str) -> OpenParent:
         """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""

@@ -88,7 +88,7 @@ class GroupDrainCheck:
         """Time from which on each deletion shows, beside the stamps that the last look has noted (monotonic)."""
         self._left: tuple[Queue, DrainCheck] | None = None
         """The queue in which something was left the last time."""
-        self.asking: Awaited | None = None
+        self.asked_source: Awaited | None = None
         """What is asked at this moment, for other threads: it may not answer."""
         self._kept: dict[str, tuple[GroupQueue, DrainCheck]] = {}
         """Queues of groups that stay open between two looks, by path."""
@@ -97,7 +97,7 @@ class GroupDrainCheck:
     def __call__(self) -> bool:
         """Look. False: something is left, or others work so fast that no two looks agreed."""
         if self._left is not None:
-            self.asking = source_of(self._left[0])
+            self.asked_source = source_of(self._left[0])
             try:
                 if _look(*self._left) is None:
                     return False
@@ -128,7 +128,7 @@ class GroupDrainCheck:
         if (early_s := self._shows_at - self._clock.monotonic()) > 0:
             self._clock.sleep(early_s)
         for source in self._sources:
-            self.asking = source
+            self.asked_source = source
             if isinstance(source, Queue):
                 if (seen := self._ask(source, DrainCheck(source.store))) is None:
                     return None
@@ -179,7 +179,7 @@ class GroupDrainCheck:
         return seen
 
     def _ask(self, queue: Queue, check: DrainCheck) -> bytes | None:
-        self.asking = queue
+        self.asked_source = queue
         seen = _look(queue, check)
         if seen is None:
             self._left = queue, check

@@ -183,7 +183,7 @@ class Members:
         self._groups = [_OfOne(source, clock) for source in sources if isinstance(source, Selected)]
         self._open: dict[tuple[int, QueueDirectory], tuple[Queue, Watch]] = {}
         """The open queues of groups, by the place of the group: the one that was opened first comes first."""
-        self.asking: Selected | None = None
+        self.asked_source: Selected | None = None
         """The group that is asked by `refresh` at this moment, for other threads: it may not answer."""
         self._looks_at = -math.inf
         """When to look into further queues (monotonic clock), as long as open ones have tasks."""
@@ -218,7 +218,7 @@ class Members:
         """Open queues that may have tasks, in place of such as have none. Return whether `queues` has changed."""
         is_changed = self._drop_gone()
         for place, group in enumerate(self._groups):
-            self.asking = group.selected
+            self.asked_source = group.selected
             if group.list_anew(partial(self._is_open, place)):
                 self._doubt_unlisted(place, group)
             if group.closed:
@@ -264,7 +264,7 @@ class Members:
 
     def _open_one(self, place: int, group: _OfOne, directory: QueueDirectory) -> None:
         known, now = group.closed.pop(directory, None), self._clock.monotonic()
-        self.asking = group.selected
+        self.asked_source = group.selected
         queue = group.selected.queue_in(directory)
         if known is not None:
             self._before[place, directory] = known

@@ -15,7 +15,7 @@ from fsqueue.format.numbers import TaskVersion, place_of
 from fsqueue.groups.update import HasUpdates
 from fsqueue.leased_task import LeasedTask
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.storage.numbers import Numbers
+from fsqueue.storage.number_table import Numbers
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
 

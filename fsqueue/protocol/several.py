@@ -258,7 +258,7 @@ class SeveralRoots(Several):
     def __init__(self, watches: Sequence[Watch], is_left: Callable[[], bool]) -> None:
         super().__init__(watches)
         self._is_left = is_left
-        self.asking: Watch | None = None
+        self.asked_source: Watch | None = None
         """The one that is asked at this moment, for other threads."""
         self._held: dict[int, LeasedTask] = {}
         """Tasks that this look has leased, by identity. A task is taken out in one step, by `look` or by another
@@ -277,7 +277,7 @@ class SeveralRoots(Several):
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
         if self._is_left():
             return otherwise
-        self.asking = watch
+        self.asked_source = watch
         found = super()._ask(watch, act, otherwise)
         if isinstance(found, list):
             self._held.update((id(task), task) for task in found)

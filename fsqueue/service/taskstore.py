@@ -110,7 +110,7 @@ class Taskstore:
     def tasks(self, ids: Sequence[int]) -> list[NumberedTask | None]:
         """Return the tasks of these ids, one for each; None for one that was never given, or has ended."""
         found = self._group.numbers.find(ids)
-        return [None if one is None else _told(one) for one in found]
+        return [None if one is None else _numbered_task(one) for one in found]
 
     def listing(self, group: str, limit: int = 0, allow_owned: bool = False) -> list[NumberedTask] | None:
         """Return tasks of a queue: of all that may be claimed, or with `allow_owned` of all, up to `limit` (0: any
@@ -184,7 +184,7 @@ class Taskstore:
             with suppress(fsqueue.FsqueueError):  # it runs out by itself
                 task.release()
             raise
-        return _told(given)
+        return _numbered_task(given)
 
     def _queue(self, name: str) -> fsqueue.GroupQueue:
         """Return a queue, the same object as the last time if that is kept."""
@@ -282,7 +282,7 @@ class Taskstore:
             info = fsqueue.TaskInfo(ref.id, state, payload, version=version, priority=priority, queue=queue)
             made.append(fsqueue.NewNumber(info, time_ms, client))
         try:
-            return [_told(one) for one in numbers.give(made)]
+            return [_numbered_task(one) for one in numbers.give(made)]
         except (fsqueue.StorageError, fsqueue.StorageFull) as error:  # as it stands, it says to repeat the call
             full = isinstance(error, fsqueue.StorageFull)
             raise (fsqueue.StorageFull if full else fsqueue.StorageError)(
@@ -304,10 +304,10 @@ class Taskstore:
     def _numbered(self, infos: Sequence[fsqueue.TaskInfo]) -> list[NumberedTask]:
         """Return tasks that were seen, with their numbers."""
         new = [fsqueue.NewNumber(info, _available_ms(info), _holder(info)) for info in infos]
-        return [_told(one) for one in self._group.numbers.give(new)]
+        return [_numbered_task(one) for one in self._group.numbers.give(new)]
 
 
-def _told(one: fsqueue.NumberedInfo) -> NumberedTask:
+def _numbered_task(one: fsqueue.NumberedInfo) -> NumberedTask:
     """Return a task as the client sees it."""
     return NumberedTask(one.number, str(one.task.queue), _data(one.task.payload), one.available_ms, one.owner)
 

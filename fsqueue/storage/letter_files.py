@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from fsqueue.errors import SecondName
-from fsqueue.filesystem import NOT_FILES, Filesystem, asking_again, either_of_two
+from fsqueue.filesystem import NOT_FILES, Filesystem, either_of_two, retried_after_stale
 from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -152,7 +152,7 @@ def each(
                 return read(shard, file)
 
         with suppress(FileNotFoundError):
-            yield asking_again(opened)
+            yield retried_after_stale(opened)
 
 
 class Version(NamedTuple):
@@ -467,7 +467,7 @@ def given_back(store: Store, shard: Shard, since_ms: int = 0) -> Iterator[dict[s
     for day in history.days(store):
         if day >= names.day_of(since_ms):
             with suppress(FileNotFoundError):
-                yield from asking_again(partial(_read_settled, store, store.layout.settled(day, shard)))
+                yield from retried_after_stale(partial(_read_settled, store, store.layout.settled(day, shard)))
 
 
 def _read_settled(store: Store, path: str) -> list[dict[str, Any]]:

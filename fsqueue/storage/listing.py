@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
-from fsqueue.filesystem import Filesystem, PassingOverStrays, asking_again
+from fsqueue.filesystem import Filesystem, PassingOverStrays, retried_after_stale
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
@@ -163,7 +163,7 @@ def log_bytes(store: Store, batch: Batch) -> int:
 def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
     """Return what `read` says of a batch's log; None if there is none. HiddenTasks if something else has its name."""
     path = store.layout.log(batch)
-    return store.fs.unless_absent(path, lambda: asking_again(lambda: read(store.fs, path)))
+    return store.fs.unless_absent(path, lambda: retried_after_stale(lambda: read(store.fs, path)))
 
 
 def at_work(

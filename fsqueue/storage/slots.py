@@ -37,14 +37,14 @@ class SlotFile(Journal):
     def put(self, changes: Mapping[int, bytes], durably: bool) -> None:
         """Write records at their offsets, in place. After an error any of them may be there."""
         self.size = None
-        for offset, data in _joined(changes):
+        for offset, data in _adjacent_runs(changes):
             if self.fs.pwrite(self.fd, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if durably:  # on a shared mount: else nobody learns that the lock was lost
             self.fs.fsync(self.fd)
 
 
-def _joined(changes: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+def _adjacent_runs(changes: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the records with their offsets, those that stand beside each other as one."""
     begin, run = 0, b""
     for offset in sorted(changes):

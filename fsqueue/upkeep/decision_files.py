@@ -20,7 +20,7 @@ from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
 from fsqueue.storage import bells, group_queues, journals, listing
 from fsqueue.storage import decisions as stored
-from fsqueue.storage import numbers as stored_numbers
+from fsqueue.storage import number_table as stored_numbers
 from fsqueue.storage.decisions import DecisionFile
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch

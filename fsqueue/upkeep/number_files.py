@@ -16,10 +16,10 @@ from fsqueue.format.names import Batch, QueueDirectory, QueueId
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import group_queues, journals
-from fsqueue.storage import numbers as stored
+from fsqueue.storage import number_table as stored
 from fsqueue.storage.decisions import group_if_in_place
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.storage.numbers import NumberFile
+from fsqueue.storage.number_table import NumberFile
 from fsqueue.storage.store import Store
 from fsqueue.upkeep.decision_files import AWAY_MS
 from fsqueue.views import inspection

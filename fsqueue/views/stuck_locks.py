@@ -20,7 +20,7 @@ from fsqueue.format.decisions import path_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.interruptions import let_out
 from fsqueue.storage import commits, counters, decisions, history, listing
-from fsqueue.storage import numbers as stored_numbers
+from fsqueue.storage import number_table as stored_numbers
 from fsqueue.storage.store import Store
 
 QUIET_S = 2.0

@@ -58,17 +58,17 @@ def timeline(store: Store, window_ms: int, pieces: int) -> Timeline:
     step = window_ms / pieces
     unknown = [begin + (number + 1) * step <= known_from for number in range(pieces)]
 
-    def told(numbers: list[float]) -> list[int | None]:
+    def rounded(numbers: list[float]) -> list[int | None]:
         return [None if hidden else round(number) for number, hidden in zip(numbers, unknown, strict=True)]
 
     ended = [all_ - done for all_, done in zip(counts[FINISHED], counts[COMPLETIONS], strict=True)]
     return Timeline(
         begin / 1000,
         step / 1000,
-        told(counts[INSERTED]),
-        told(counts[LEASES]),
-        told(counts[COMPLETIONS]),
-        told(ended),
+        rounded(counts[INSERTED]),
+        rounded(counts[LEASES]),
+        rounded(counts[COMPLETIONS]),
+        rounded(ended),
         [(ms / 1000, tasks) for ms, tasks in sorted(work.items())],
         min(1 / part.scale for part in survey.parts),
     )

@@ -120,7 +120,7 @@ class Feeder(BackgroundThread):
         """Whether it asks nothing any more, for good."""
         self._look_began = math.inf
         """When it began to ask, on the monotonic clock; infinite while it asks nothing."""
-        self._asking: Callable[[], Asked | None] = lambda: None
+        self._asked_source: Callable[[], Asked | None] = lambda: None
         """Tells what is asked."""
         self._seen: tuple[Asked | None, float] = None, -math.inf
         """What was asked when the loop looked, and since when it has seen that."""
@@ -177,14 +177,14 @@ class Feeder(BackgroundThread):
         """Return since when what is asked at this moment has not answered, as far as the loop has seen; infinite if
         nothing is asked. For the loop.
         """
-        asked = self._asking()
+        asked = self._asked_source()
         if asked is not self._seen[0]:
             self._seen = asked, self._now()
         return max(self._look_began, self._seen[1])
 
     def silent(self) -> str | None:
         """Return the path of the queue or group that is being asked; None if that is not known. It asks nothing."""
-        asked = self._asking()
+        asked = self._asked_source()
         if isinstance(asked, Selected):
             return str(asked.group.path)
         if isinstance(asked, (GroupQueue, Away)):
@@ -192,9 +192,9 @@ class Feeder(BackgroundThread):
         store = asked.store if isinstance(asked, (Queue, Watch)) else asked
         return None if store is None else store.path if isinstance(store, Store) else store.url
 
-    def _begin_to_ask(self, asking: Callable[[], Asked | None]) -> None:
-        """Note that what `asking` tells is asked from now on, which may take long."""
-        self._asking, self._look_began = asking, self._now()
+    def _begin_to_ask(self, asked_source: Callable[[], Asked | None]) -> None:
+        """Note that the source that `asked_source` returns is asked from now on, which may take long."""
+        self._asked_source, self._look_began = asked_source, self._now()
 
     def _each_store(self) -> Iterator[Store]:
         """Yield each queue that is open. It counts as asked until the next one."""
@@ -305,7 +305,7 @@ class Feeder(BackgroundThread):
 
         A group may be there again by now: then its queues are opened anew.
         """
-        self._begin_to_ask(lambda: self._queues.asking)
+        self._begin_to_ask(lambda: self._queues.asked_source)
         try:
             gone = self._queues.put_away()
         finally:
@@ -378,7 +378,7 @@ class Feeder(BackgroundThread):
         is_due = is_due or self._now() >= self._away_at or any(one.answers and one.answers() for one in away)
         if not away or not is_due:
             return False
-        self._begin_to_ask(lambda: self._queues.asking)
+        self._begin_to_ask(lambda: self._queues.asked_source)
         try:
             found = self._queues.come_back()
         finally:
@@ -414,7 +414,7 @@ class Feeder(BackgroundThread):
         members = self._members
         if members is None:
             return
-        self._begin_to_ask(lambda: members.asking)
+        self._begin_to_ask(lambda: members.asked_source)
         try:
             is_changed = members.refresh()
         finally:
@@ -470,7 +470,7 @@ class Feeder(BackgroundThread):
                 if not self._leave_out(root, error, is_unrecorded=True):
                     return Fed(error=error)
             with self._taking:
-                self._begin_to_ask(lambda: getattr(self._watches, "asking", None))
+                self._begin_to_ask(lambda: getattr(self._watches, "asked_source", None))
                 try:
                     got = self._watches.look(n)
                 except BROKEN:
@@ -572,7 +572,7 @@ class Feeder(BackgroundThread):
         """Return whether all queues were at one instant, and those before them."""
         if self._members is not None and not self._members.is_complete:
             return False
-        self._begin_to_ask(lambda: getattr(self._drain_check, "asking", None))
+        self._begin_to_ask(lambda: getattr(self._drain_check, "asked_source", None))
         try:
             return self._drain_check()
         finally:
@@ -595,8 +595,8 @@ class CopyCheck:
         """Ask of all of them once more: what was away may have come back as another one."""
         self._asked.clear()
 
-    def warnings(self, asking: Callable[[Queue], object], say: Callable[[str], object]) -> None:
-        """Warn of each queue in `begun` that may be a copy, by `say`. Call `asking` with each queue before it is asked.
+    def warnings(self, announce: Callable[[Queue], object], say: Callable[[str], object]) -> None:
+        """Warn of each queue in `begun` that may be a copy, by `say`. Call `announce` with each before it is asked.
 
         A queue that cannot be asked is passed by: the worker meets the error when it leases.
         """
@@ -607,7 +607,7 @@ class CopyCheck:
             if not self._asked.isdisjoint((path, group)):
                 continue
             self._asked.add(path)
-            asking(queue)
+            announce(queue)
             try:
                 with resources.Scope():
                     is_copy = copies.is_copy(queue.store)

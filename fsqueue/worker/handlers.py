@@ -119,9 +119,9 @@ class Way:
             if self.required <= payload.keys() <= self.names:
                 return [], {**payload, **({"task": task()} if self.task_is_named else {})}
             if len(self.names) > 1 and payload.keys() & self.names:
-                raise Mismatch(self._told(is_object=True))
+                raise Mismatch(self._mismatch(is_object=True))
         if self.cannot_be_whole:
-            raise Mismatch(self._told(is_object=isinstance(payload, dict) and bool(payload)))
+            raise Mismatch(self._mismatch(is_object=isinstance(payload, dict) and bool(payload)))
         placed = [] if self.payload_at else [payload]
         named = {self.payload_at: payload} if self.payload_at else {}
         if self.task_is_second:
@@ -130,7 +130,7 @@ class Way:
             named["task"] = task()
         return placed, named
 
-    def _told(self, is_object: bool) -> str:
+    def _mismatch(self, is_object: bool) -> str:
         """Say what the function takes, and not what a payload has: a reason lasts longer than it may be kept."""
         takes = ", ".join(name if name in self.required else f"{name} (optional)" for name in sorted(self.names))
         has = "has not just these" if is_object else "has no fields"

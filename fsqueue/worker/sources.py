@@ -151,7 +151,7 @@ class Sources(list[Queue]):
         self._of_remote = [] if self.remote is None else [self.remote.settings]
         self._remote = remote
         """The same, and behind it what stands before it: queues of gateways, too."""
-        self.asking: Source | Away | None = None
+        self.asked_source: Source | Away | None = None
         """What is looked for at this moment by `put_away` or `come_back`, for other threads: it may not answer."""
         self._roots: dict[str, Hashable] = {}
         """By the path of each source that was ever there."""
@@ -192,7 +192,7 @@ class Sources(list[Queue]):
         left: tuple[list[Source], list[Source]] = [], []
         for is_upstream, sources in enumerate((self.given, self.upstream)):
             for source in sources:
-                self.asking = source
+                self.asked_source = source
                 why = _why_gone(source)
                 if why is None:
                     left[is_upstream].append(source)
@@ -262,7 +262,7 @@ class Sources(list[Queue]):
         for place, one in reversed(list(enumerate(self.away))):
             if one.answers is not None and not one.answers():
                 continue
-            self.asking = one
+            self.asked_source = one
             try:
                 opened = one.open()
                 if is_remote(opened):
@@ -379,7 +379,7 @@ class _Checked:
         self._check = check
 
     @property
-    def asking(self) -> Store:
+    def asked_source(self) -> Store:
         """Return the queue that is asked at this moment, for other threads."""
         return self._check.store
 

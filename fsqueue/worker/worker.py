@@ -446,7 +446,7 @@ def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
     before: dict[int, Any] = {}
     process = os.getpid()
 
-    def told(number: int, frame: object) -> None:
+    def on_signal(number: int, frame: object) -> None:
         if os.getpid() == process:
             stop(number)
         else:  # a child that a handler has forked, and whose parent ends it: it is no worker
@@ -458,7 +458,7 @@ def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
         waking = mailbox.woken_by_signals()
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, told)
+                before[number] = signal.signal(number, on_signal)
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; it would hide every exit status
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

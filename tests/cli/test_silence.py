@@ -159,8 +159,8 @@ def test_wait_ends_at_its_time_though_a_file_server_falls_silent_meanwhile(
 
 def test_what_the_threads_that_wait_are_asking_is_named() -> None:
     me = threading.get_native_id()
-    with this_process.asking("/dead/q"):
-        with this_process.asking("/dead/group"):
+    with this_process.question_to("/dead/q"):
+        with this_process.question_to("/dead/group"):
             assert this_process.silence([0, me]) == f"/dead/group: {SILENT}"
         assert this_process.silence([0, me]) == f"/dead/q: {SILENT}"
         assert this_process.silence([0]) == SILENT

@@ -228,7 +228,7 @@ SCANS = {
     "fsqueue.storage.listing": 5,
     "fsqueue.storage.nested": 1,
     "fsqueue.storage.nodes": 1,
-    "fsqueue.storage.numbers": 1,
+    "fsqueue.storage.number_table": 1,
     "fsqueue.storage.payloads": 5,
     "fsqueue.storage.published": 1,
     "fsqueue.storage.queue_file": 1,

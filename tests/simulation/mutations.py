@@ -328,11 +328,11 @@ MUTATIONS = [
             (
                 "Filesystem.names",
                 """
-                try: return asking_again(lambda: self._list(directory))
+                try: return retried_after_stale(lambda: self._list(directory))
                 except (FileNotFoundError, NotADirectoryError) as error: ...
                 """,
                 """
-                try: return asking_again(lambda: self._list(directory))
+                try: return retried_after_stale(lambda: self._list(directory))
                 except OSError as error: ...
                 """,
             ),

@@ -10,7 +10,7 @@ import pytest
 
 from fsqueue import Group, NewNumber, TaskInfo
 from fsqueue.format import numbers as format_of
-from fsqueue.storage import numbers as stored
+from fsqueue.storage import number_table as stored
 from fsqueue.upkeep import number_files
 
 pytestmark = pytest.mark.once

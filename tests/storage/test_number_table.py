@@ -18,9 +18,9 @@ from fsqueue.errors import GroupNotFound, LockTimeout, SecondName
 from fsqueue.format import numbers as format_of
 from fsqueue.format.names import Batch, QueueId
 from fsqueue.format.numbers import RECORD_BYTES, TaskVersion
-from fsqueue.storage import numbers as stored
+from fsqueue.storage import number_table as stored
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.storage.numbers import Numbers
+from fsqueue.storage.number_table import Numbers
 from tests.concurrency.processes import children, together
 from tests.concurrency.trapped import Count, DieAt, FullFrom, Trap, Trapped
 
