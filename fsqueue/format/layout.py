@@ -250,7 +250,7 @@ class QueueState:
     limited_at: int | None = field(default=None, compare=False)
     """Time at which `keep_payloads` was last changed (ms); None: never, or its line does not tell."""
     erased_at: int | None = field(default=None, compare=False)
-    """Since then a look has erased what is longer than `keep_payloads`. It began at this time (ms); None: there was
+    """Time at which the last look began that has erased payloads longer than `keep_payloads` (ms); None: there was
     none."""
     group: names.QueueId | None = field(default=None, compare=False)
     """The id of the group that the queue was made in; None: it was made outside of any group."""
@@ -537,7 +537,7 @@ def nothing_longer_comes(limited_at: int, at: int) -> bool:
 
 
 def _pause(at: int, record: dict[str, Any]) -> Pause:
-    """Return what a `pause` line says. What is missing in it, or of the wrong kind, counts as not there."""
+    """Return the pause of a `pause` line. A field of it that is missing, or of the wrong kind, counts as not there."""
     reason, by = record.get("reason"), record.get("by")
     text = reason[:REASON_CHARS_MAX] if isinstance(reason, str) else None
     return Pause(at / 1000, text, by if isinstance(by, dict) else {})

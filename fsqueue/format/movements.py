@@ -63,7 +63,7 @@ class UpdatePart(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return these fields."""
+        """Return the fields of an update's record, by their names in the line."""
         if self.file is None:
             return {"update": self.update}
         fields = {"update": self.update, "file": self.file, "patience": self.patience_ms}

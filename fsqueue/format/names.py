@@ -129,6 +129,7 @@ class TaskFileName(NamedTuple):
 
     def sealed(self, tasks: int) -> TaskFileName:
         """Return the file's name once the batch takes no more inserts, with so many tasks in its log."""
+        assert 0 <= tasks <= BATCH_TASKS_MAX, "readers would take a name with so many tasks for a stray"
         return self._replace(inserted=tasks)
 
     def at(self, available_at: int) -> TaskFileName:

@@ -96,6 +96,7 @@ class NumberCodec:
 
     def record(self, number: int, named: TaskVersion) -> bytes:
         """Return the record of a number."""
+        assert number > 0, "numbers begin with 1"
         lease = int(named.lease or "0", 16)
         flags = _PLAIN if named.is_plain else 0
         when, owner = named.available_ms, named.owner
@@ -103,7 +104,7 @@ class NumberCodec:
         return _SUM.pack(crc32(body, (self._seed + number) & _MASK)) + body
 
     def parse(self, number: int, record: bytes) -> TaskVersion | None:
-        """Return what a record says; None if it is torn, damaged or missing: then its number names nothing."""
+        """Return the version of a task that a record names; None if the record is torn, damaged or missing."""
         if len(record) != RECORD_BYTES or not self._is_sound(number, record):
             return None
         _, _, flags, index, key, version, when, lease, owner = _RECORD.unpack(record)

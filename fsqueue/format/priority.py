@@ -75,6 +75,7 @@ def in_name(rank: Rank) -> str | None:
         text = text[:NAME_CHARS_MAX]
         cut = text.rfind("%", -2)
         text = text if cut < 0 else text[:cut]  # keep escapes whole
+    assert rank_in_name(text) <= rank, "workers would look into the batch too late"
     return text
 
 

@@ -256,7 +256,8 @@ class ReplayState(States):
                 yield from self.acted
 
     def _in_update(self, record: Record, offset: int) -> Handler | None:
-        """Return what applies a record of an update, or one that ends a run of such records; None if it is void."""
+        """Return the function that applies a record of an update, or one that ends a run of such records; None if it is
+        void."""
         run, self.run, self.acted = self.run, [], []
         if "update" not in record:
             return _HANDLERS.get(record["op"])

@@ -44,7 +44,7 @@ class LeaseSlot(NamedTuple):
 
     @property
     def key(self) -> tuple[Batch, int, str]:
-        """Return what tells the lease of the task from all others."""
+        """Return the batch, index and lease, which tell the lease of the task from all others."""
         return self.batch, self.index, self.lease
 
 
@@ -65,13 +65,18 @@ def digests(payload: object, fields: Iterable[str]) -> dict[str, bytes]:
 
 
 def header(domain: str) -> bytes:
-    """Return what a whole file begins with. `domain`: the boot whose processes rely on it, or that of shared mounts."""
-    return (_MAGIC + blake2b(domain.encode(), digest_size=16).digest()).ljust(RECORD_BYTES, b"\n")
+    """Return the header with which a whole file of slots begins. `domain`: the boot whose processes rely on it, or that
+    of shared mounts."""
+    made = (_MAGIC + blake2b(domain.encode(), digest_size=16).digest()).ljust(RECORD_BYTES, b"\n")
+    assert len(made) == RECORD_BYTES, "the header does not fill its place: the records behind it would be misread"
+    return made
 
 
 def record(slot: LeaseSlot) -> bytes:
     """Return the record of a slot."""
-    body = _BODY.pack(slot.index, bytes.fromhex(slot.batch), bytes.fromhex(slot.lease), b"".join(slot.digests))
+    digests_of = b"".join(slot.digests)
+    assert len(digests_of) <= len(_NO_DIGESTS), "a slot counts against more fields than its record has room for"
+    body = _BODY.pack(slot.index, bytes.fromhex(slot.batch), bytes.fromhex(slot.lease), digests_of)
     return _SUM.pack(crc32(body)) + body
 
 
@@ -112,7 +117,7 @@ class SlotTable:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all slots."""
         self.content = bytearray()
         self.taken: dict[int, LeaseSlot] = {}
         """The slots that have a record, by their offsets."""

@@ -43,7 +43,7 @@ class Lease:
 
     @property
     def move(self) -> dict[str, Any] | None:
-        """Return what the lease says of the queue to which its tasks move; None if a worker has them."""
+        """Return the fields of the queue to which a lease's tasks move; None if a worker has them."""
         said = None if self.worker is None else self.worker.get("move")
         return said if type(said) is dict else None
 

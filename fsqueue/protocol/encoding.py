@@ -23,7 +23,8 @@ GROUP_BATCHES_MAX = 64
 FILE_TASKS_MIN = 32
 """A stream makes no task file of fewer tasks, unless they are large, or the caller asks for such files."""
 LOCAL_FILE_TASKS_MIN = 256
-"""The same on a local disk, where a file costs a sync, and a lock is held for some microseconds (decision 8)."""
+"""Minimum number of tasks in a file that a stream makes on a local disk, with the same exceptions: a file costs a sync,
+and a lock is held for microseconds (decision 8)."""
 SPREAD, SMALL_JOB = 32, 2_000
 """Number of batches, about, and the most tasks of a job that is spread over these (decision 0008)."""
 HELD_MAX, HELD_S = 10_000, 1.0
@@ -110,7 +111,7 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
 
 
 def priority_of(given: object, index: int | None) -> Priority:
-    """Return what a task has as its priority as a str or an int itself. InvalidTask if it is no priority."""
+    """Return a task's priority as a str or an int itself. InvalidTask if it is no priority."""
     priority = plain(given)
     if (why := fault(priority)) is not None:
         raise InvalidTask(f"{task_at(index)}: {why}.", index)
@@ -119,7 +120,7 @@ def priority_of(given: object, index: int | None) -> Priority:
 
 
 def key_of(given: object, index: int | None) -> str:
-    """Return what a task has as its key as a str itself. InvalidTask if it is no key."""
+    """Return a task's key as a str itself. InvalidTask if it is no key."""
     key = plain(given)
     if (why := keys.fault(key)) is not None:
         raise InvalidTask(f"{task_at(index)}: {why}.", index)

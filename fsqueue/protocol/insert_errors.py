@@ -46,7 +46,7 @@ def is_in(store: Store, error: OSError | FsqueueError, new: int = 1) -> FsqueueE
 
 
 def is_unknown(store: Store, error: OSError | FsqueueError) -> FsqueueError:
-    """Return the error for a task of which nobody knows whether it is in the queue."""
+    """Return the error for a task that may be in the queue or not: the inserter cannot tell."""
     failure = _one(store, error, f"It is unknown whether the task is in the queue. {LOOK_FIRST}", 0, 0, False)
     failure.advice = LOOK_FIRST
     return failure

@@ -204,7 +204,8 @@ class KeyedInserter:
 
 
 class _Prepared(Exception):
-    """Whether a task lives depends on an update that is not decided in its log: one that inserts or changes it."""
+    """Raised if it depends on an update whether a task lives: on one that inserts or changes the task, and is not
+    decided in its log."""
 
     def __init__(self, prepared: Prepared, is_insert: bool) -> None:
         super().__init__(prepared.update)

@@ -801,7 +801,7 @@ class Leaser:
         return self.shares.next_leases(tasks, draw, solo)
 
     def _holder(self) -> Holder:
-        """Return what a lease says of its worker."""
+        """Return the fields by which a lease names its worker."""
         store = self.store
         if self.holder is not None:
             return self.holder

@@ -100,7 +100,7 @@ class Limiter:
         self._asked: set[bytes] = set()
         """The digests of which this look has tried to give slots back."""
         self._looks_left = LOOKS_MAX
-        """How many batches this look may still open for that."""
+        """Number of batches that this look may still open for a slot that may be given back."""
         self.is_by_field = False
         """True if the last `take` gave nothing since all its tasks have values that are full."""
 
@@ -456,9 +456,8 @@ class Limiter:
         return {index: self._digests(locked, index) for index in indices}
 
     def _digests(self, locked: LockedBatch, index: int) -> Digests:
-        """Return what a task of a locked batch counts against. A line that cannot be read counts against nothing: its
-        task is buried.
-        """
+        """Return the digests of the values that a task of a locked batch counts against. A line that cannot be read
+        counts against nothing: its task is buried."""
         payloads = locked.replay_state.payloads
         if payloads and index in payloads:
             return self._counted(payloads[index])

@@ -137,7 +137,8 @@ def _in_batch(
 
 
 def tasks(store: Store, parcel: Parcel) -> list[Task] | None:
-    """Return what a parcel holds, to be inserted elsewhere. None if it does not hold all of it any more."""
+    """Return the tasks that a parcel holds, to be inserted elsewhere. None if the parcel does not hold all of them any
+    more."""
 
     def act(locked: LockedBatch) -> list[Task] | None:
         if _held(locked.replay_state, parcel.lease) != parcel.tasks:

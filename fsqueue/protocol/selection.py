@@ -74,7 +74,8 @@ class Selection:
         self._seen: dict[str, dict[str, _Head]] = {}
         """Task files that the last listing of each shard has shown, as far as they were kept, by their names."""
         self._known: dict[Batch, tuple[str | None, Rank, float]] = {}
-        """What a look has shown of a batch: the name's promise then, the rank that it really had, until when."""
+        """Findings of a look into a batch: the name's promise then, the rank that the batch really had, and the time
+        until which that counts."""
         self._resting: dict[Batch, tuple[float, float]] = {}
         """Batches that were busy: until when they are passed over, or were lately, and how long that is."""
         self._passed_over: list[tuple[float, Rank, Batch]] = []

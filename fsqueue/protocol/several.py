@@ -22,7 +22,7 @@ logger = logging.getLogger("fsqueue")
 T = TypeVar("T")
 
 ASKING_SHARE = 1 / 20
-"""At most this part of the time goes into asking all queues what they have. Their answers are believed, ..."""
+"""Maximum part of the time that goes into asking all queues what they have. Their answers are believed, ..."""
 BELIEVED_S = 1.0
 """... for this time at most."""
 
@@ -100,7 +100,8 @@ class Several:
         self.errors: dict[Watch, FsqueueError] = {}
         """Errors of the watches that failed during the last look."""
         self._tried: dict[Watch, Rank] = {}
-        """Of those that gave nothing the last time in this look: within which bound.
+        """Bounds within which queues gave nothing the last time in this look. Such a queue is asked again if it
+        promises more.
 
         They have a say if they promise more.
         """
@@ -265,12 +266,13 @@ class SeveralRoots(Several):
         thread."""
 
     def look(self, n: int) -> list[LeasedTask]:
-        """Return what another thread has not taken by then."""
+        """Return the leased tasks that another thread has not taken by then."""
         self._held.clear()
         return [task for task in super().look(n) if self._held.pop(id(task), None) is not None]
 
     def held(self) -> list[LeasedTask]:
-        """Return what a look holds that waits for a filesystem. For another thread, which has it from now on."""
+        """Return the leased tasks of a look that waits for a filesystem. For another thread, which has them from now
+        on."""
         held = [task for key in list(self._held) if (task := self._held.pop(key, None)) is not None]
         return latest(held)
 

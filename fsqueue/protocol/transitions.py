@@ -385,7 +385,9 @@ def shorten(text: str) -> str:
     if len(text) <= ERROR_CHARS_MAX:
         return text
     half = ERROR_CHARS_MAX // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
+    left_out = len(text) - 2 * half
+    assert left_out > 0, "a text is cut that is short enough"
+    return f"{text[:half]} [... {left_out} characters left out ...] {text[-half:]}"
 
 
 def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:

@@ -126,7 +126,7 @@ class QueuePlan:
         return len(self.endings) + bool(self.inserts) + len(self.keyed)
 
     def ends(self, task: str) -> bool:
-        """Return whether it ends the task of this id, or may: a failed attempt may be the last one."""
+        """Return whether the plan ends the task of this id, or may: a failed attempt may be the last one."""
         every = (each for endings in self.endings.values() for each in endings if each.kind in ENDS)
         return any(names.task_id(each.task.batch, each.task.index) == task for each in every)
 
@@ -397,6 +397,7 @@ def _alike_together(endings: Sequence[TaskChange]) -> list[Sequence[TaskChange]]
 
 
 def _alike(ending: TaskChange) -> tuple[str, str, int, int, str]:
-    """Return what endings have in common that share a record. Of those with results or payloads each has its own."""
+    """Return the fields that endings have in common which share a record. Of those with results or payloads each has
+    its own."""
     own = ending.task.index if ending.result is not None else -1
     return ending.kind, ending.task.lease, own, -1 if ending.ms is None else ending.ms, ending.text

@@ -36,7 +36,7 @@ def acted(
 
 
 def unknown(error: BaseException) -> StorageError:
-    """Return the error for an update of which nobody knows whether it has happened."""
+    """Return the error for an update that may have happened or not: its process cannot tell."""
     failure = StorageError(f"It is unknown whether the update has happened: {error} {HOW_TO_FIND_OUT}")
     failure.advice = HOW_TO_FIND_OUT
     return failure

@@ -538,7 +538,7 @@ class _Try:
     # -- 5. and 6. what was decided ----------------------------------------------------------------
 
     def _settle(self, file: DecisionFileName, error: BaseException) -> Decision:
-        """Return what is decided, after an error at the decision: only its file tells, or the logs if it is gone."""
+        """Return the decision, after an error at deciding: only its file tells, or the logs if it is gone."""
         last: BaseException = error
         for _ in range(2):
             try:
@@ -555,7 +555,8 @@ class _Try:
         raise update_traces.unknown(error) from last
 
     def _ask_logs(self, error: BaseException) -> Decision:
-        """Return what the logs tell, once the decision file is retired: before that each log had its outcome."""
+        """Return the decision as the logs tell it, once the decision file is retired: before that each log had its
+        outcome."""
         for touched in self._touched:
             try:
                 acted = update_traces.acted(touched.opened.store, touched.batch, self._update)

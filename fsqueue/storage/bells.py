@@ -33,11 +33,11 @@ class _View(NamedTuple):
     """Hold what the file said when it was last read; times are on the monotonic clock."""
 
     content: bytes
-    """b"" if there is none."""
+    """Content of the file of bells; b"" if there is no file."""
     until: float
     """Time at which to read the file of bells again (monotonic clock)."""
     settled_at: float
-    """From when on a doorbell whose bell has not rung meanwhile holds all that was rung, ..."""
+    """Time from which on a doorbell whose bell has not rung meanwhile holds all that was rung (monotonic clock), ..."""
     rung: Mapping[int, float]
     """... and the same of each bell that was seen to ring just now."""
 
@@ -59,7 +59,8 @@ class Bells:
             self._fs.overwrite_at(self._path, self._entropy.bytes16()[:BELL_BYTES], bell * BELL_BYTES)
 
     def mark(self, bell: int) -> bytes | None:
-        """Return what a bell holds. As long as that stays the same, so does a doorbell that is read after this call.
+        """Return the content of a bell. As long as that stays the same, so does a doorbell that is read after this
+        call.
 
         None if that is not known, or if the bell has rung just now.
         """

@@ -169,7 +169,7 @@ def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
 
 
 def _content(store: Store, path: str) -> bytes | None:
-    """Return what a file holds, by a revalidating open; None if there is none. HiddenTasks."""
+    """Return the content of a file, by a revalidating open; None if there is none. HiddenTasks."""
     return store.fs.unless_absent(path, lambda: sparse.content_of(store.fs.read_pieces(path)))
 
 
@@ -310,7 +310,7 @@ DECIDED = (
 
 
 def undecided(store: Store, error: OSError | FsqueueError) -> FsqueueError:
-    """Return the error for a commit of which nobody knows whether it was decided."""
+    """Return the error for a commit that may be decided or not: no process can tell."""
     then = "It is unknown whether the commit is decided. Repeat the call until it reports: it inserts nothing twice."
     failure = store.explain(error, DOING, then)
     failure.is_exact = False

@@ -43,6 +43,7 @@ READ_AGAIN_S = 600.0
 def mark(batch: str, count: int) -> bytes:
     """Return the bytes that a batch of `count` completed tasks appends: derived from its id, never zero."""
     pattern = hashlib.blake2b(batch.encode(), digest_size=32).digest().replace(b"\0", b"\x01")
+    assert b"\0" not in pattern, "a NUL byte counts nothing"
     return (pattern * (count // 32 + 1))[:count]
 
 

@@ -143,7 +143,7 @@ def sizes(store: Store) -> dict[Shard, int]:
 
 
 def states(store: Store, strict: bool = False) -> dict[Shard, tuple[letter_files.Version, letter_files.State]]:
-    """Return what each file of letters is: another value, if anything was appended, or a file was replaced.
+    """Return a value for each file of letters: another one, if anything was appended, or a file was replaced.
 
     `strict`: HiddenTasks if something else stands in the place of one of them, or of their directory.
     """

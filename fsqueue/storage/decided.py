@@ -85,7 +85,7 @@ def with_outcomes(
 
 
 def _ask(store: Store, wanted: dict[UpdateId, Prepared]) -> dict[UpdateId, Outcome]:
-    """Return what is decided about updates, as far as anything is."""
+    """Return the decisions about updates, as far as they are decided."""
     asked = [
         DecisionRequest(prepared.file, update, False, prepared.beside)
         for update, prepared in wanted.items()

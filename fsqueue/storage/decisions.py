@@ -124,7 +124,7 @@ class DecisionRequest(NamedTuple):
 
 
 def ask(store: Store, asked: DecisionRequest) -> Decision | None:
-    """Return what is decided about an update of which an open queue has prepared records; None: nothing is yet.
+    """Return the decision about an update of which an open queue has prepared records; None: there is none yet.
 
     Call it while no log is locked. With `may_abort` None is returned only if another process keeps the file locked. A
     `commit` is on disk when this returns. If it is known from another log, it names no logs.
@@ -135,7 +135,7 @@ def ask(store: Store, asked: DecisionRequest) -> Decision | None:
 
 
 def ask_all(store: Store, asked: Iterable[DecisionRequest]) -> dict[UpdateId, Decision]:
-    """Return what is decided about several updates: see `ask`.
+    """Return the decisions about several updates: see `ask`.
 
     Each file is read once. Updates about which nothing is decided are left out.
     """
@@ -157,7 +157,7 @@ def ask_all(store: Store, asked: Iterable[DecisionRequest]) -> dict[UpdateId, De
 
 
 def _ask_further(store: Store, group: GroupDirectory, asked: DecisionRequest, is_over: bool) -> Decision | None:
-    """Return what is decided about an update of which its file says nothing. Decide against it, if nothing is.
+    """Return the decision about an update of which its file says nothing. Decide against it, if nothing is.
 
     The file may be an older one, from a backup, or be lost. So the log in which the update was prepared first is asked
     before: outcomes are given in that order. A `commit` there was decided; an `abort` here would leave half of it.
@@ -172,7 +172,7 @@ def _ask_further(store: Store, group: GroupDirectory, asked: DecisionRequest, is
 def ask_in(
     group: GroupDirectory, name: DecisionFileName, update: UpdateId, may_abort: bool, clock: Clock, entropy: Entropy
 ) -> Decision | None:
-    """Return what is decided about an update in a group: see `ask`."""
+    """Return the decision about an update in a group: see `ask`."""
     for _ in range(LOOKS):
         found = read(group, name, update)
         decision = ABORTED if found is None else found.about(update)
@@ -286,7 +286,7 @@ class DecisionFile(Journal):
         return self.state
 
     def end_of_torn(self, size: int) -> bytes:
-        """Return what closes off a torn line: see `Journal`. It is known without a look."""
+        """Return the bytes that close off a torn line: see `Journal`. It is known without a look."""
         return movements.VOID if self.torn else b""
 
     def add(self, line: bytes) -> None:

@@ -53,5 +53,5 @@ def _has_committed(store: Store, batch: Batch, update: UpdateId) -> bool:
 
 
 def mark(update: UpdateId) -> bytes:
-    """Return what is in the line of each record of an update."""
+    """Return the bytes that are in the line of each record of an update."""
     return b'"update":"%s"' % update.encode()

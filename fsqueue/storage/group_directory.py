@@ -161,7 +161,7 @@ class GroupDirectory:
         return f"{self.path}/{directory}"
 
     def stamp(self) -> DirectoryStamp:
-        """Return what changes when a queue comes into being or is deleted, as a server knows it at this moment.
+        """Return a stamp that changes when a queue comes into being or is deleted, as a server knows it at this moment.
 
         Changes in one tick of the clock that stamps the directory leave it equal.
         """
@@ -234,8 +234,8 @@ class GroupDirectory:
         return True
 
     def queue_state(self, directory: QueueDirectory) -> QueueState | None:
-        """Return what the file of the queue at a place says, by a revalidating open; None if nothing is there. The
-        queue may be another group's. No link is followed.
+        """Return the state of the queue at a place, as its file says, by a revalidating open; None if nothing is there.
+        The queue may be another group's. No link is followed.
 
         HiddenTasks if something else stands in the place of the file, or of the queue: there may be tasks behind it.
         QueueFileLost if the file is gone, and tasks are there. Other errors as of `layout.read_queue_state`; OSError.

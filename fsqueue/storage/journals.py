@@ -143,7 +143,8 @@ class Journal:
             raise StorageError(f"What was appended to {self.path} is not there: the lock was lost. Repeat the call.")
 
     def end_of_torn(self, size: int) -> bytes:
-        """Return what closes off the torn record in which a file of this size ends: nothing, if it ends in none."""
+        """Return the bytes that close off the torn record in which a file of this size ends: none, if it does not end
+        in one."""
         return movements.VOID if size and self.fs.pread(self.fd, 1, size - 1) != b"\n" else b""
 
     # -- reading -------------------------------------------------------------------------------

@@ -438,6 +438,7 @@ def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedO
 
 def _write_successor(store: Store, path: str, successor: str, file: journals.Journal, kept: set[int]) -> None:
     header = b'{"op":"rewritten","id":"%s"}' % successor.encode()
+    assert len(header) < HEADER_BYTES, "a file's identity is looked for in its first bytes alone"
     with store.fs.closing(store.fs.create(path, store.sync_inserts)) as made:
         store.fs.write_all(made, header.ljust(HEADER_BYTES - 1) + b"\n")
         for number, line in enumerate(file.lines()):

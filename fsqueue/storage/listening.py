@@ -162,7 +162,7 @@ class Listener:
         return NONE if self._changes is None else self._changes.fd
 
     def is_over(self, doorbells: Sequence[Doorbell]) -> bool:
-        """Return whether it listens to these doorbells, in this order."""
+        """Return whether the listener listens to these doorbells, in this order."""
         return [one.doorbell for one in self._watched] == list(doorbells)
 
     def turn_to(self, doorbells: Sequence[Doorbell]) -> None:

@@ -101,7 +101,7 @@ def read_own_state(store: Store, batch: Batch) -> ReplayState | None:
 
 
 def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[ReplayState, int, int]:
-    """Return what `logs.read_recent` does; an empty state if there is no log."""
+    """Return the state of a log as `logs.read_recent` reads it; an empty state if there is no log."""
 
     def read(fs: Filesystem, path: str) -> tuple[ReplayState, int, int]:
         return read_recent(fs, path, before_ms)
@@ -120,7 +120,7 @@ def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[Repla
 
 
 def waiting_if_sealed(store: Store, batch: Batch) -> int | None:
-    """Return what `logs.read_seal` does; None if there is no log."""
+    """Return the number of waiting tasks as `logs.read_seal` reads it; None if there is no log."""
     return _of_log(store, batch, read_seal)
 
 

@@ -252,7 +252,7 @@ class Log:
 
     @property
     def closed(self) -> bool:
-        """Return whether it was discarded."""
+        """Return whether the log was discarded."""
         return self.fd < 0
 
     def has_finished(self) -> bool:
@@ -296,7 +296,7 @@ class Log:
         return False
 
     def leave(self) -> None:
-        """Give the mutex back."""
+        """Give the log's mutex back."""
         self.mutex.release()
         resources.this_thread.owned.sections.remove(self)
 

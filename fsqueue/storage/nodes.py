@@ -102,7 +102,7 @@ class NodeFailures:
         return self._seen[1]
 
     def _state(self) -> tuple[int, ...] | None:
-        """Return what changes with the node's file; None if there is none."""
+        """Return a stamp that changes with the node's file; None if there is none."""
         try:
             found = self.store.fs.stat(self.store.layout.node(self.node))
         except OSError as error:
@@ -122,7 +122,7 @@ class NodeFailures:
 
 
 def read(store: Store, path: str) -> FailingNode | None:
-    """Return what a node's file says; None if it is not there, or says nothing."""
+    """Return the failures in a row that a node's file has; None if the file is not there, or has none."""
     try:
         content = sparse.content_of(store.fs.read_pieces(path))
     except OSError as error:

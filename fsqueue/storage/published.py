@@ -26,7 +26,7 @@ def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
 
 
 def content_of(store: Store, path: str) -> bytes:
-    """Return what a task file holds. Long runs of zeros, which a power loss leaves, are one NUL byte each."""
+    """Return the content of a task file. Long runs of zeros, which a power loss leaves, are one NUL byte each."""
     try:
         return sparse.content_of(store.fs.read_pieces(path))
     except IsADirectoryError as error:  # it was opened, so the system's error names no path

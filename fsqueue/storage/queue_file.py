@@ -128,9 +128,8 @@ class QueueFile:
         return content, fs.watch(path, fd)
 
     def _away(self, is_deleted: bool) -> QueueNotFound:
-        """Return the error for a queue whose directory is not at its path any more. Unless `is_deleted`, nobody knows
-        why.
-        """
+        """Return the error for a queue whose directory is not at its path any more. Unless `is_deleted`, the reason is
+        not known."""
         kind = QueueClosed if is_deleted else QueueNotFound
         what = (
             "was deleted (perhaps with another created in its place)"

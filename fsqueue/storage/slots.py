@@ -31,7 +31,7 @@ class SlotFile(Journal):
     __slots__ = ()
 
     def content(self) -> bytes:
-        """Return what is in the file."""
+        """Return the content of the file of slots."""
         return self.fs.pread(self.fd, self.length(), 0)
 
     def put(self, changes: Mapping[int, bytes], durably: bool) -> None:

@@ -38,7 +38,7 @@ PROBES = 3
 
 
 def domain_of(fs: Filesystem) -> str:
-    """Return what `Store.domain` is of the queues on a filesystem."""
+    """Return the domain, as in `Store.domain`, of the queues on a filesystem."""
     return task_file.SHARED if fs.shared else boot_id()
 
 
@@ -197,7 +197,8 @@ class Store:
         return moved
 
     def explain(self, error: OSError | FsqueueError, doing: str, then: str = "") -> FsqueueError:
-        """Return what an error means to the user. What is missing may be the whole queue.
+        """Return the error of this package that tells the user what an error of the system means. What is missing may
+        be the whole queue.
 
         `then`: sentences for the end: what is done, and how to go on.
         """
