@@ -241,9 +241,14 @@ def complete(
         if rest:
             more = worktimes.fields(work, locked, rest, at)
             locked.log.add(movements.record("complete", at, lease=lease, tasks=to_ranges(rest), **more))
-        for index, data in own.items():
-            more = worktimes.fields(work, locked, [index], at)
-            locked.log.add(*movements.completion(at, lease, [index], data, **more))
+        if own:
+            is_measured = work.ms or work.used
+            locked.log.add_all(
+                movements.completion(
+                    at, lease, [index], data, **(worktimes.fields(work, locked, [index], at) if is_measured else {})
+                )
+                for index, data in own.items()
+            )
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fsqueue import checks, forks
 from fsqueue.checks import CHECK
@@ -392,6 +392,19 @@ class Log:
             checks.refuse(state_checks.misread(record, line), f"In what is about to be appended to {self.path}")
         self.take(line)
         return applies
+
+    def add_all(self, made: Iterable[tuple[Record, bytes]]) -> None:
+        """Do as `add` does with several records and their lines, none of which inserts a task."""
+        offset, records, lines = self.next_offset(), list[tuple[int, Record]](), self._added
+        for record, line in made:
+            if CHECK:
+                checks.refuse(state_checks.misread(record, line), f"In what is about to be appended to {self.path}")
+            records.append((offset, record))
+            lines.append(line)
+            size = len(line)
+            offset += size
+            self.added_bytes += size
+        self.replay_state.apply_all(records, {})
 
     def take(self, line: bytes) -> None:
         """Take the line of a record that has acted in the state already, as `add` does."""

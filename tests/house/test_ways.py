@@ -170,6 +170,7 @@ FOLDS = {
     "fsqueue.protocol.fast_path.exchange_next": "the same",
     "fsqueue.protocol.fast_path.insert_next": "the same",
     "fsqueue.storage.logs.Log.add": "the writer of a record",
+    "fsqueue.storage.logs.Log.add_all": "the same, of several completions",
     "fsqueue.protocol.leasing.Leaser._take": "the same, before the record says the file's name",
     "fsqueue.protocol.single_inserts.SingleInserter.add": "the same, one that names versions",
     "fsqueue.protocol.transitions._in_batch": "an update in one log",

@@ -26,6 +26,7 @@ from fsqueue import (
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, state_checks
+from fsqueue.format.models import Used
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
 from fsqueue.storage.journals import LOCK_TIMEOUT_S
@@ -840,3 +841,21 @@ def test_a_second_complete_changes_nothing(tmp_path: Path, kind: str, keep_histo
     assert queue.status().completed == 2
     if keep_history:
         assert [one.result for one in queue.tasks("completed") if one.id == first.id] == ["result"]
+
+
+@pytest.mark.batched
+def test_completions_with_results_act_at_once_as_a_reader_replays_them(queue_factory: QueueFactory) -> None:
+    q = queue_factory()
+    q.insert_many(range(9), batch_tasks=9)
+    tasks = q.lease(9)
+    tasks[1].used, tasks[2].took_s = Used(1_500, 2_048), 7.5
+    q.complete(tasks[:7], {tasks[index].id: result for index, result in enumerate([{"y": [1, None]}, 0, "x", None])})
+    log = q.store.logs.get(tasks[0].batch)
+    assert log is not None
+    known, replayed = log.replay_state, ReplayState()
+    [path] = log_files(q)
+    replayed.replay(path.read_bytes(), 0)
+    assert known.results == {0: {"y": [1, None]}, 1: 0, 2: "x"}
+    for name in ("state", "since", "version", "results", "took", "used", "remaining", "done", "touched", "at"):
+        assert getattr(known, name) == getattr(replayed, name), name
+    assert known.remaining == 2
