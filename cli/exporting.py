@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import fsqueue
-from fsqueue.format import wording
+from fsqueue.format import barriers, wording
 
 from .common import example, json_option, match_option, moment, path_of, queues_argument
 from .conditions import Condition, Item, all_of, where_option
@@ -67,6 +67,8 @@ def export(queues: tuple[str, ...], states: tuple[str, ...], conditions: tuple[C
                         progress.show(number, None)
             if chosen.leased and "leased" not in asked:
                 hint(f"{path_of(q)}: {wording.counted(chosen.leased, 'leased task')} left out, which workers are at")
+            if chosen.held:
+                hint(f"{path_of(q)}: {wording.counted(chosen.held, 'task')} of barriers left out")
             if chosen.lost:
                 complain(f"{path_of(q)}: {wording.counted(chosen.lost, 'dead letter')} left out: no payload is left")
     if before is not None:
@@ -79,16 +81,20 @@ class Chosen:
 
     def __init__(self, queue: AnyQueue, states: tuple[str, ...], conditions: tuple[Condition, ...]) -> None:
         self.queue, self.states, self._where = queue, states, all_of(conditions)
-        self.leased = self.lost = 0
-        """How many leased tasks were met, and how many dead letters without a payload were left out."""
+        self.leased = self.lost = self.held = 0
+        """How many leased tasks were met; how many dead letters without a payload, and how many tasks of barriers, were
+        left out.
+        """
 
     def items(self) -> Iterator[tuple[fsqueue.TaskInfo | fsqueue.DeadLetter, str]]:
         """Yield them, each with its state."""
-        self.leased = self.lost = 0
+        self.leased = self.lost = self.held = 0
         where: Callable[[Item], bool] = self._where or (lambda item: True)
         if self.states != ("dead",):
             for task in self.queue.tasks():
-                if (task.state in self.states or task.state == "leased") and where(task):
+                if barriers.is_held(task):
+                    self.held += where(task)
+                elif (task.state in self.states or task.state == "leased") and where(task):
                     self.leased += task.state == "leased"
                     if task.state in self.states:
                         yield task, task.state
@@ -215,6 +221,8 @@ def cp(source: str, target: str, states: tuple[str, ...], conditions: tuple[Cond
             hint(f"{wording.counted(counts.total() - found.new, 'task')} left out: keys that {path_of(dst)} has")
         if chosen.leased and "leased" not in asked:
             hint(f"{wording.counted(chosen.leased, 'leased task')} left out, which workers of {path_of(src)} are at")
+        if chosen.held:
+            hint(f"{wording.counted(chosen.held, 'task')} of barriers left out")
 
 
 def refuse_one(src: AnyQueue, dst: AnyQueue) -> None:

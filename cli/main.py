@@ -49,6 +49,7 @@ GROUPS = {
         "export": ("exporting", "Print waiting tasks as JSON Lines, for import."),
         "cp": ("exporting", "Copy waiting tasks into another queue, once."),
         "mv": ("moving", "Move waiting tasks to another queue."),
+        "barrier": ("barriers", "Begin the next stage once queues of a group are drained."),
         "pause": ("queues", "Keep all workers from leasing tasks, until resume."),
         "resume": ("queues", "End a pause."),
         "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),

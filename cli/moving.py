@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 import fsqueue
-from fsqueue.format import wording
+from fsqueue.format import barriers, wording
 from fsqueue.protocol import parcels
 from fsqueue.protocol.parcels import Destination, Parcel
 
@@ -46,7 +46,8 @@ def mv(source: str, target: str, conditions: tuple[Condition, ...], drop_keys: b
     Workers go on at both. If the command is killed, repeat it: no task is lost, and none is done at both queues. Until
     then up to 1,024 tasks may be held at SRC: no worker gets them, and 'fsqueue workers SRC' shows them as leased by
     'mv to DST'. Leased tasks stay, and how many there are is said. Payloads, priorities and due times stay as they
-    are; ids are new, and attempts begin anew. Finished tasks, results and dead letters stay.
+    are; ids are new, and attempts begin anew. Finished tasks, results and dead letters stay, and so do tasks of
+    barriers.
 
     Within a group tasks move with their keys. If DST has a task with the key already, that one stands for both.
     Elsewhere tasks with keys stay, unless --drop-keys is given: nothing at DST would tell a repeated move from a new
@@ -74,7 +75,7 @@ def mv(source: str, target: str, conditions: tuple[Condition, ...], drop_keys: b
                 mover.say_how_far()
                 raise
         done = {"moved": mover.moved, "leased": mover.leased, "keyed": mover.keyed, "merged": mover.merged,
-                "elsewhere": mover.elsewhere, "returned": mover.returned}  # fmt: skip
+                "elsewhere": mover.elsewhere, "returned": mover.returned, "held": mover.held}  # fmt: skip
         print_done(as_json, done, mover.moved)
         mover.say_what_stays()
     if not mover.moved:
@@ -116,8 +117,8 @@ class Mover:
         self.bar = Bar("mv")
         self.moved = self.merged = 0
         """How many tasks were moved, and how many of them DST had by their keys."""
-        self.leased = self.keyed = self.elsewhere = 0
-        """How many stay: leased by workers, with keys, on their way to another queue."""
+        self.leased = self.keyed = self.elsewhere = self.held = 0
+        """How many stay: leased by workers, with keys, on their way to another queue, held by a barrier."""
         self.returned = 0
         """How many were put back, since another mover could not insert them."""
         self.has_begun = False
@@ -158,7 +159,7 @@ class Mover:
 
     def _wanted(self, with_keys: bool) -> Iterator[fsqueue.TaskInfo]:
         """Yield the tasks that are to be moved, batch by batch, and count those that stay."""
-        self.leased = self.keyed = self.elsewhere = 0
+        self.leased = self.keyed = self.elsewhere = self.held = 0
         for task in self.src.tasks():
             if self._where is not None and not self._where(task):
                 continue
@@ -168,6 +169,8 @@ class Mover:
                     self._others.add(str((task.worker or {}).get("name")).removeprefix(parcels.MOVES))
                 self.elsewhere += is_moved
                 self.leased += not is_moved
+            elif barriers.is_held(task):
+                self.held += 1
             elif task.key is not None and not with_keys and not self._drop_keys:
                 self.keyed += 1
             else:
@@ -297,6 +300,8 @@ class Mover:
                 f"{wording.counted(self.keyed, 'task')} with keys stayed: between these queues none can move with its "
                 "key. --drop-keys moves them without"
             )
+        if self.held:
+            hint(f"{wording.counted(self.held, 'task')} of barriers stayed: 'fsqueue barrier GROUP' lists these")
         if self.returned:
             hint(
                 f"{wording.counted(self.returned, 'task')} put back, which another mv could not insert: repeat the "

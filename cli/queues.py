@@ -516,10 +516,15 @@ def gc(
         return
     targets = Targets(queues, match, as_json)
     found: dict[str, int] = fsqueue.GcReport().as_dict()
+    groups: dict[fsqueue.Group, None] = {}
     for target in targets:
         with target as q:
+            if isinstance(q, fsqueue.GroupQueue) and isinstance(q.group, fsqueue.Group):
+                groups[q.group] = None
             report = (q.gc(touch=touch, **kept) if isinstance(q, fsqueue.Queue) else q.gc()).as_dict()
             found = {name: count + report[name] for name, count in found.items()}
+    for group in groups:
+        group.pass_barriers(at_once=True)
     lines = _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"] * targets.is_sound
     print_done(as_json, found, *lines)
     targets.end()

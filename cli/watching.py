@@ -173,6 +173,7 @@ class WatchedPlace:
             group = group_named(self.given, {"--match": self.match})
             self.is_group = group is not None
             if isinstance(group, fsqueue.Group):  # not by path, where '..' and 'a//b' are no names
+                group.pass_barriers(at_once=not self.fast)
                 opens = {path_of(one): partial(group.__getitem__, one.name) for one in group.queues(self.match, 0)}
                 paths = list(opens)
             elif group is not None:

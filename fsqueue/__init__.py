@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Activity": "fsqueue.views.activity",
     "AsyncPoll": "fsqueue.asyncpoll",
+    "Barrier": "fsqueue.groups.barriers",
     "Bury": "fsqueue.errors",
     "ChangeReport": "fsqueue.format.models",
     "Commit": "fsqueue.commit",
@@ -161,6 +162,7 @@ if TYPE_CHECKING:
     )
     from fsqueue.fsck import Finding
     from fsqueue.functions import task
+    from fsqueue.groups.barriers import Barrier
     from fsqueue.groups.group import Group, GroupQueues, GroupStatus
     from fsqueue.groups.lineage import Lineage, Relative
     from fsqueue.groups.queue import GroupQueue
@@ -197,6 +199,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Barrier",
     "Activity",
     "AsyncPoll",
     "Bury",

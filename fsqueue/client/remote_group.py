@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from fsqueue.arguments import leased, whole, worker_of
 from fsqueue.client.addresses import LOOKS_LIKE, address_of
@@ -238,6 +238,13 @@ class RemoteGroup(RemoteQueues):
     def flows(self) -> list[Flow]:
         """Return which queues' tasks updates complete that insert into which: see `Group.flows`. A hint."""
         return [made(Flow, one) for one in self._wire.call("group_flows")]
+
+    def barrier(self, queues: Any, then: Any, *, on_failure: str = "run") -> NoReturn:
+        """Raise InvalidArgument: a gateway sets no barriers. It lets them pass as any other process does."""
+        raise InvalidArgument(
+            f"{self.url} is a gateway's, and a barrier is set where the group's directory is mounted: Group(path)."
+            "barrier(...), or 'fsqueue barrier GROUP'. Nothing was done."
+        )
 
     def update(self) -> RemoteUpdate:
         """Return an update: changes that happen all together, or not at all: see `Group.update`."""

@@ -45,6 +45,11 @@ def is_reserved(name: str) -> bool:
     return name in (SETTINGS_FILE, GROUP_FILE) or bool(names.parse_deleted(name) or names.parse_generation(name))
 
 
+def barriers_directory(group: str) -> str:
+    """Return the path of the directory of a group's barriers."""
+    return f"{group}/.barriers"
+
+
 def bells_file(group: str) -> str:
     """Return the path of a group's `.bells`."""
     return f"{group}/.bells"

@@ -283,6 +283,11 @@ class States:
             return False
         return state == AVAILABLE or (state == LEASED and self.since[index] <= at)
 
+    def due_at(self, tasks: Iterable[int], at: int) -> list[int]:
+        """Return those of some tasks that wait, and are due at this very time."""
+        state, since = self.state, self.since
+        return [index for index in tasks if state[index] == AVAILABLE and since[index] == at]
+
     def charged(self, index: int) -> int:
         """Return the attempts a next lease would find charged, an expired lease of a single task included."""
         holder = self.holder[index] if self.state[index] == LEASED else None

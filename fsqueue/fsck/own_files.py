@@ -15,7 +15,7 @@ from functools import partial
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import StorageError, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
-from fsqueue.format import decisions, groups, layout, names, numbers
+from fsqueue.format import barriers, decisions, groups, layout, names, numbers
 from fsqueue.format.groups import GroupState
 from fsqueue.format.wording import counted
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded
@@ -148,6 +148,7 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
     for directory, parse, has_lines in (
         (decisions.directory(group.path), names.parse_decision_file, True),
         (numbers.directory(group.path), names.parse_number_file, False),
+        (groups.barriers_directory(group.path), _barrier_of, False),
     ):
         for suspect in guarded(group, directory, _suspects(group, quarantine, directory, parse, has_lines)):
             finding = judge(group, suspect, repair)
@@ -155,6 +156,11 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
                 yield finding
     for member in sorted(group.directories()):
         yield from fsck_lost_member(group, member, repair)
+
+
+def _barrier_of(name: str) -> object:
+    """Return what a file of this name is among those of barriers; None if it is none of them."""
+    return name if names.is_fresh(name) else barriers.parse_name(name)
 
 
 def _suspects(

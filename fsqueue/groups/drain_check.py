@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from fsqueue.clock import Clock, duration_ms
@@ -13,7 +13,7 @@ from fsqueue.errors import ForkedInCall, NotAQueue, QueueNotFound, QueuePurged
 from fsqueue.filesystem import idle_files, resources
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
-from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.queue import GroupQueue, HasQueues
 from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import let_out
 from fsqueue.poll import Backlog
@@ -70,6 +70,21 @@ def awaited_of(given: object) -> Awaited:
     return given if not isinstance(given, (Queue, Selected)) and isinstance(given, Elsewhere) else source_of(given)
 
 
+def groups_of(sources: Iterable[object]) -> list[HasQueues]:
+    """Return the groups of those of some sources that are queues of groups, each once."""
+    return list(dict.fromkeys(source.group for source in sources if isinstance(source, Selected)))
+
+
+def pass_barriers(groups: Iterable[HasQueues], *, at_once: bool = False) -> int:
+    """Let barriers of these groups pass: see `Group.pass_barriers`. Return how many did."""
+    return sum(group.pass_barriers(at_once=at_once) for group in groups)
+
+
+def barriers_due_s(groups: Iterable[HasQueues]) -> float:
+    """Return in how many seconds to do that again at the latest."""
+    return min((group.barriers_due_s() for group in groups), default=math.inf)
+
+
 class GroupDrainCheck:
     """Tells whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
 
@@ -105,6 +120,12 @@ class GroupDrainCheck:
                 pass  # it was deleted: then nothing is left in it
             self._left = None
         return self._with_open_queues(two_agree)
+
+    @property
+    def left_in(self) -> str | None:
+        """Return the name of the queue of a group in which something was left the last time."""
+        left = None if self._left is None else self._left[0]
+        return left.name if isinstance(left, GroupQueue) else None
 
     def proof(self) -> bytes | None:
         """Return what two looks in a row have found: see `inspection.proof`. Each later deletion changes it."""
@@ -223,6 +244,7 @@ class GroupBacklog(Backlog):
         for error in strays:
             logger.warning("not waited for: %s", error)
         self.is_drained = GroupDrainCheck(sources)
+        self._groups = groups_of(sources)
 
     def statuses(self) -> list[Status]:
         """Return the status of each queue that was given, and the sum of each group."""
@@ -230,7 +252,10 @@ class GroupBacklog(Backlog):
 
     def look(self, counts: bool) -> tuple[bool, list[Status]]:
         """Return whether all is done, and the statuses if it is, or if `counts`. QueuePurged."""
+        pass_barriers(self._groups)
         drained = self.is_drained()
+        if drained and pass_barriers(self._groups, at_once=True):
+            drained = self.is_drained()
         if drained:
             _refuse_purged(self._known, _states(self._sources))
         return drained, self.statuses() if drained or counts else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsqueue.arguments import bound_of, holder_of, whole, window_ms, worker_of
-from fsqueue.clock import duration_ms
+from fsqueue.clock import Clock, duration_ms
 from fsqueue.errors import (
+    FsqueueError,
     GroupNotFound,
     InvalidArgument,
     NotAQueue,
@@ -32,7 +35,7 @@ from fsqueue.groups.drain_check import GroupDrainCheck
 from fsqueue.groups.group_source import GroupPoll, GroupSource
 from fsqueue.groups.queue import GroupQueue, listed_queue
 from fsqueue.groups.queue_selection import Selected, compiled
-from fsqueue.interruptions import suppress
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
 from fsqueue.protocol import waiting
@@ -46,6 +49,10 @@ from fsqueue.views.activity import Activity, activity, total_activity
 from fsqueue.views.rates import total
 from fsqueue.weak_table import WeakTable
 
+logger = logging.getLogger("fsqueue")
+
+NONE_S = 2.0
+"""Time between two questions whether a group has barriers, while it has none."""
 KEPT_MAX = 64
 """Maximum number of queues that a group keeps as they were used last."""
 
@@ -53,8 +60,10 @@ KEPT_MAX = 64
 if TYPE_CHECKING:
     from fsqueue import administration
     from fsqueue import fsck as checker
+    from fsqueue.format.barriers import OnFailure
     from fsqueue.fsck import Finding
-    from fsqueue.groups import lineage, task_numbers, update
+    from fsqueue.groups import barriers, lineage, task_numbers, update
+    from fsqueue.groups.barriers import Barrier, BarrierLooks
     from fsqueue.groups.lineage import Lineage
     from fsqueue.groups.task_numbers import TaskNumbers
     from fsqueue.groups.update import Update
@@ -63,6 +72,7 @@ if TYPE_CHECKING:
     from fsqueue.views.flows import Flow
     from fsqueue.views.usage import Usage
 else:
+    barriers = Late("fsqueue.groups.barriers")
     administration, flows = Late("fsqueue.administration"), Late("fsqueue.views.flows")
     checker, task_numbers = Late("fsqueue.fsck"), Late("fsqueue.groups.task_numbers")
     update, updates = Late("fsqueue.groups.update"), Late("fsqueue.protocol.updates")
@@ -143,6 +153,7 @@ class GroupQueues(Selected):
         while others work is consistent queue by queue.
         """
         over_ms = None if window_s is None else window_ms(window_s)
+        self.group.pass_barriers(at_once=exact)
         counts: dict[str, Status] = {}
         lost: list[str] = []
         summed, seen = Status(), total_activity([])
@@ -257,6 +268,10 @@ class Group(GroupQueues):
         self.coordinator = updates.Coordinator()
         """Applies its updates in this process."""
         self._numbers = task_numbers.KnownNumbers()
+        self._looks: BarrierLooks | None = None
+        """None as long as it has no barriers, as far as is known; ..."""
+        self._asks_at, self._clock = -math.inf, Clock()
+        """... which is asked again from this time on (monotonic clock)."""
         self._kept: dict[QueueDirectory, GroupQueue] = {}
         self._open_queues: WeakTable[GroupQueue, None] = WeakTable()
         """All queues of it that were opened."""
@@ -370,6 +385,58 @@ class Group(GroupQueues):
         It is applied at the end of the block. docs/groups.md tells more ("Updates").
         """
         return update.Update(self)
+
+    def barrier(self, queues: Any, then: Any, *, on_failure: OnFailure = "run") -> Barrier:
+        """Insert tasks that become available once, when at one instant all of `queues` are drained.
+
+            group.barrier(["fetch", "parse"], then=("report", {"of": "today"}))
+
+        `queues`: names, queues of the group, or `group.matching(...)`. `then`: (queue, payload), or a list of such; a
+        payload may be a Task with a priority. The tasks are in their queues at once, as delayed ones, so these are not
+        drained. Insert what is to be waited for before: queues that are drained already let the barrier pass at once.
+        Dead letters are no tasks that are left; with `on_failure="wait"` the queues must have none, either.
+
+        Idle workers of the group, `wait`, `status` and `gc` let it pass: docs/groups.md, "Barriers". InvalidArgument;
+        TaskTooLarge; GroupNotFound.
+        """
+        made = barriers.set_barrier(self, queues, then, on_failure)
+        self._asks_at = -math.inf
+        if self._looks is not None:
+            self._looks.hurry()
+        return made
+
+    def barriers(self) -> list[Barrier]:
+        """Return its barriers, the oldest first: those that wait, and those that have ended within a week."""
+        self.pass_barriers(at_once=True)
+        return barriers.all_of(self)
+
+    def pass_barriers(self, *, at_once: bool = False) -> int:
+        """Let barriers pass whose queues are drained. Return how many did.
+
+        Whatever finds nothing to do calls this. Unless `at_once`, it does nothing if this process has looked just now.
+        Errors are logged: what is asked next meets them.
+        """
+        looks = self._looks
+        try:
+            if looks is None:
+                now = self._clock.monotonic()
+                if not at_once and now < self._asks_at:
+                    return 0
+                self._asks_at = now + NONE_S
+                with resources.Scope():
+                    if not self.directory().has_barriers():
+                        return 0
+                looks = self._looks = barriers.BarrierLooks(NONE_S)
+            with resources.Scope():
+                return looks.look(self, at_once=at_once)
+        except (OSError, FsqueueError) as error:
+            let_out(error)
+            logger.debug("the barriers of %s could not be looked at: %s", self._path, error)
+            return 0
+
+    def barriers_due_s(self) -> float:
+        """Return in how many seconds to call `pass_barriers` again at the latest."""
+        return math.inf if self._looks is None else self._looks.due_s()
 
     def flows(self) -> list[Flow]:
         """Return which queues' tasks updates complete that insert into which, the most frequent first; [] if none did.

@@ -11,7 +11,7 @@ from fsqueue.clock import Clock
 from fsqueue.errors import LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import Rank
-from fsqueue.groups.drain_check import GroupDrainCheck, Source
+from fsqueue.groups.drain_check import GroupDrainCheck, Source, barriers_due_s, groups_of, pass_barriers
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
@@ -36,7 +36,9 @@ class GroupSource:
             queue._leaser.holder = holder
             return Watch(queue._leaser, lease_ms, up_to, may_go=isinstance(queue, GroupQueue))
 
-        self._members = Members(list(sources), make_watch, Clock())
+        given = list(sources)
+        self._groups = groups_of(given)
+        self._members = Members(given, make_watch, Clock())
         self._several = Several(self._members.watches)
 
     @property
@@ -54,6 +56,12 @@ class GroupSource:
 
         Those in which nothing is found make room for others, until each was open.
         """
+        got = self._look(n)
+        if got or not pass_barriers(self._groups):
+            return got
+        return self._look(n)
+
+    def _look(self, n: int) -> list[LeasedTask]:
         members, rounds = self._members, 0
         while True:
             rounds += 1
@@ -65,7 +73,7 @@ class GroupSource:
 
     def due_s(self) -> float:
         """Return in how many seconds to look again at the latest."""
-        return min(self._several.due_s(), self._members.due_s())
+        return min(self._several.due_s(), self._members.due_s(), barriers_due_s(self._groups))
 
 
 class _Lessor:
@@ -121,6 +129,8 @@ class _EndOfGroup:
     def __call__(self) -> bool:
         if not self._is_drained():
             return False
+        if pass_barriers(self._source._groups, at_once=True) and not self._is_drained():
+            return False  # the next stage has begun, and it is among these queues
         if self._ahead.has_leased:
             self._ahead.has_leased = False
             tell_of_end(self._source.stores)

@@ -96,6 +96,12 @@ class HasQueues(Protocol):
     ) -> list[Status]:
         """Wait for what was given to `fsqueue.wait`, if one of those is a queue of a group, or queues of one."""
 
+    def pass_barriers(self, *, at_once: bool = False) -> int:
+        """Let barriers pass whose queues are drained: see `Group.pass_barriers`."""
+
+    def barriers_due_s(self) -> float:
+        """Return in how many seconds to call `pass_barriers` again at the latest."""
+
     def _proof_of(self, given: object) -> bytes | None:
         """Return `drained_proof` of a queue of this group, or of queues of it."""
 
@@ -413,7 +419,7 @@ class GroupQueue(Queue):
             try:
                 if check is None:
                     check = super(GroupQueue, self)._end_check(ahead)
-                return check()
+                return check() and not (self.group.pass_barriers(at_once=True) and not check())
             except QueueNotFound as error:
                 check = None  # perhaps another one has come into being: it is looked at next
                 if (failure := self._why_gone(error)) is not error:
@@ -475,11 +481,13 @@ class GroupQueue(Queue):
             return super().lease(n, wait_s=wait_s, **how)
         while "store" in self.__dict__ or self._opens():  # the former, in most cases
             try:
-                return super().lease(n, **how)
+                got = super().lease(n, **how)
+                return got or (super().lease(n, **how) if self.group.pass_barriers() else got)
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         whole("n", n)
         check_lease(**how)
+        self.group.pass_barriers()
         return []
 
     def lease_for(
@@ -494,7 +502,10 @@ class GroupQueue(Queue):
         """Lease for several workers at once: see `Queue.lease_for`."""
         while self._opens():
             try:
-                return super().lease_for(wanted, lease_s=lease_s, up_to=up_to, order=order, strict=strict)
+                got = super().lease_for(wanted, lease_s=lease_s, up_to=up_to, order=order, strict=strict)
+                if not any(got):
+                    self.group.pass_barriers()
+                return got
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         return [[] for _ in wanted]
@@ -631,7 +642,8 @@ class ComingQueue:
                 store = self._queue.store
                 with resources.Scope():
                     self._poller = self._poller or self._make_poller()
-                    return self._poller.look(n)
+                    got = self._poller.look(n)
+                    return got or (self._poller.look(n) if self._queue.group.pass_barriers() else got)
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 pass
             except OSError as error:
@@ -642,8 +654,9 @@ class ComingQueue:
             self._poller = None
             self._queue._let_go()
         self._poller = None
+        self._queue.group.pass_barriers()
         return []
 
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""
-        return math.inf if self._poller is None else self._poller.due_s()
+        return min(self._queue.group.barriers_due_s(), math.inf if self._poller is None else self._poller.due_s())

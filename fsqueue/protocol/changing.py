@@ -28,6 +28,8 @@ class NewValues(NamedTuple):
     """Number of milliseconds from now until the tasks are available. None if that stays, or is an absolute time."""
     available_at: int | None
     """Time from which on the tasks are available, as an absolute time (ms)."""
+    only_due: int | None = None
+    """Only tasks that are due at this very time (ms) get anything. None: all."""
 
     @property
     def rank(self) -> Rank:
@@ -68,6 +70,8 @@ def _change_in(locked: LockedBatch, indices: Sequence[int], values: NewValues) -
     known = sorted(index for index in set(indices) if index < replay_state.count)
     free = [index for index in known if replay_state.is_free(index, at)]
     held = [index for index in known if replay_state.state[index] == LEASED and index not in free]
+    if values.only_due is not None:
+        free = replay_state.due_at(free, values.only_due)
     if free and locked.read_lines() is None:
         finishing.bury_lost(locked)  # no worker could get them: the task file is gone
         free = []

@@ -413,10 +413,11 @@ def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
         raise NotRecorded(error.errno, error.strerror, error.filename) from error
 
 
-def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
+def cancel(store: Store, batch: Batch, indices: Sequence[int], only_due: int | None = None) -> int:
     """Take waiting tasks of a batch out; how many (0 if the batch has finished).
 
-    Tasks of an update that is not decided are waited for. LockTimeout.
+    `only_due`: only those that are due at this very time (ms); that they are out is synced, then. Tasks of an update
+    that is not decided are waited for. LockTimeout.
     """
     name = file_of_waiting(store, batch)
     if name is None:
@@ -429,19 +430,23 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
                     return 0
                 wanted = deciding.freezing(locked, indices)
                 if not wanted:
-                    return _cancel_in(locked, indices)
+                    return _cancel_in(locked, indices, only_due)
             waiting.out(wanted)
     except FileNotFoundError:
         return 0
 
 
-def _cancel_in(locked: LockedBatch, indices: list[int]) -> int:
+def _cancel_in(locked: LockedBatch, indices: Sequence[int], only_due: int | None) -> int:
     replay_state = locked.replay_state
     at = record_times.present(locked)
     free = sorted({index for index in indices if index < replay_state.count and replay_state.is_free(index, at)})
+    if only_due is not None:
+        free = replay_state.due_at(free, only_due)
     if free:
         versions = [replay_state.version[index] for index in free]
         locked.append_record("cancel", at, tasks=to_ranges(free), versions=versions)
+        if only_due is not None and locked.store.sync_inserts and not locked.log.sync:
+            locked.store.fs.fsync(locked.log.fd)
     if not replay_state.remaining:
         finishing.try_finish(locked)
     return len(free)

@@ -26,7 +26,7 @@ from fsqueue.errors import (
 )
 from fsqueue.filesystem import NOT_FILES, Filesystem, Stamp, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
-from fsqueue.format.groups import GROUP_FILE, GroupState, bell_of, group_file, read_group_state
+from fsqueue.format.groups import GROUP_FILE, GroupState, barriers_directory, bell_of, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
 from fsqueue.interruptions import let_out, suppress
@@ -192,6 +192,10 @@ class GroupDirectory:
         A file is not: no tasks are behind it, and the output of a job, for example, is no queue.
         """
         return names.listed_queue_directories(self.fs.names_but_files(self.path))
+
+    def has_barriers(self) -> bool:
+        """Return whether the group ever had a barrier, by one system call on a local disk."""
+        return self.fs.is_directory(barriers_directory(self.path))
 
     def is_there(self, directory: QueueDirectory) -> bool:
         """Return whether there is something at a queue's path: a queue, what is left of one, or one that is coming."""

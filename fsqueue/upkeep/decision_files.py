@@ -18,7 +18,7 @@ from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
-from fsqueue.storage import bells, group_queues, journals, listing
+from fsqueue.storage import barrier_files, bells, group_queues, journals, listing
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import number_table as stored_numbers
 from fsqueue.storage.decisions import DecisionFile
@@ -42,11 +42,13 @@ WAIT_S = 2.0
 def retire(store: Store) -> int:
     """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none.
 
-    Log a warning for each reason why a queue that a file names cannot be read: it keeps the file.
+    Files of barriers that ended a week ago are removed, too. Log a warning for each reason why a queue that a file
+    names cannot be read: it keeps the file.
     """
     group = stored.group_if_in_place(store)
     if group is None:
         return 0
+    barrier_files.tidy(group)
     retired, kept = 0, Counter[str]()
     for name in stored.files(group):
         with PassingOverStrays():  # fsck tells of them: one link must not stop the upkeep of all queues
@@ -66,7 +68,7 @@ def refresh(store: Store) -> int:
     group = stored.group_if_in_place(store)
     if group is None:
         return 0
-    touched = 0
+    touched = barrier_files.refresh(group)
     # Of numbers the last file alone. The upkeep renews the times of others in which a number holds: it looks into one
     # that is a day old, and would never do so if each day began with this.
     last = stored_numbers.files(group)[-1:]

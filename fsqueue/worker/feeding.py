@@ -15,7 +15,7 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound, said
 from fsqueue.filesystem import resources
-from fsqueue.groups.drain_check import Elsewhere
+from fsqueue.groups.drain_check import Elsewhere, barriers_due_s, groups_of, pass_barriers
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.queue_selection import Selected
@@ -291,6 +291,7 @@ class Feeder(BackgroundThread):
             watches = list(map(self._make_watch, self._queues))
             self._watches = watches[0] if len(watches) == 1 else self._several(watches)
         self._drain_check = self._queues.drain_check()
+        self._groups = groups_of([*self._queues.given, *self._queues.upstream])
 
     def _several(self, watches: list[Watch]) -> Several:
         return SeveralRoots(watches, self._is_left.is_set) if self._queues.has_several_roots else Several(watches)
@@ -499,12 +500,16 @@ class Feeder(BackgroundThread):
                 return Fed()
             if self._members is not None and self._members.goes_on:
                 continue
+            if self._groups and self._pass_barriers():
+                continue
             now = self._now()
             if is_nudged or self._watches.is_deaf:  # deaf: the notification brought no task
                 checks, is_told = CHECKS, not is_nudged
             if self._ends and (checks or not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
                 if self._is_drained():
+                    if self._groups and self._pass_barriers(at_once=True):
+                        continue
                     away = self._queues.away
                     if not away:
                         if self._has_fed and not (checks and is_told):
@@ -523,7 +528,7 @@ class Feeder(BackgroundThread):
                 self._tell_of_dead()
             due_s = self._watches.due_s()
             if self._members is not None:
-                due_s = min(due_s, self._members.due_s())
+                due_s = min(due_s, self._members.due_s(), barriers_due_s(self._groups))
             self.due_at = now + due_s
             pause_s = max(0.001, min(backoff.next_s(), due_s, self._away_at - now if self._queues.away else math.inf))
             if not (isinstance(self._watches, RemoteWatch) and self._watches.has_waited):
@@ -567,6 +572,14 @@ class Feeder(BackgroundThread):
             if text is not None and self._told_of_dead.get(place) != text:
                 self._say("dead-workers", text)
             self._told_of_dead[place] = text
+
+    def _pass_barriers(self, *, at_once: bool = False) -> bool:
+        """Let barriers pass of the groups that the queues are of. Return whether one did."""
+        self._begin_to_ask(lambda: next(iter(self._queues.groups), None))
+        try:
+            return pass_barriers(self._groups, at_once=at_once) > 0
+        finally:
+            self._look_began = math.inf
 
     def _is_drained(self) -> bool:
         """Return whether all queues were at one instant, and those before them."""

@@ -78,6 +78,7 @@ DOES_NOT_ASK = {
     **dict.fromkeys(("map", "run", "slurm", "spark drain", "serve"), "it does the work, or has others do it"),
     **dict.fromkeys(("lease", "complete", "renew", "release", "fail", "bury"), "it acts on its own lease, by a token"),
     **dict.fromkeys(("pause", "resume", "set", "change", "mv"), "the same command takes it back"),
+    "barrier": "a script sets it, and it can be cancelled",
     "update": "a script names each of its operations, and all happen or none",
     "workers": "--release-dead ends leases that nobody holds any more",
     "gc": "for cron: no task that is not done, and history by an age that is named",
@@ -169,6 +170,7 @@ ARGUMENTS = {
     "map": "DIR/mapped -- true {} ::: 1",
     "run": "Q --max-tasks 1 --call json:dumps", "create": "DIR/new", "set": "Q max_attempts=3", "doctor": "DIR",
     "bench": "DIR --tasks 1 --duration 0.01", "simulate": "--lag 10 --pops 10", "update": "DIR/group --insert a=1",
+    "barrier": "DIR/group --of a --then b=1",
     "slurm": "Q --print -- true", "change": "Q ID --delay 0", "import": "Q --from-filequeue DIR/old",
     "cp": "Q DIR/group/cp", "mv": "Q DIR/group/mv",
 }  # fmt: skip

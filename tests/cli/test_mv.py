@@ -316,7 +316,15 @@ def test_a_target_that_had_the_parcel_and_another_target(tmp_path: Path, clock: 
     other = Queue.create(tmp_path / "other")
     src, dst = (str(pair.home / name) for name in ("src", "dst"))
     done = fsqueue_cli("mv", src, other.path, "--json", code=3)
-    assert json.loads(done.stdout) == {"moved": 0, "leased": 1, "keyed": 0, "merged": 0, "elsewhere": 5, "returned": 0}
+    assert json.loads(done.stdout) == {
+        "moved": 0,
+        "leased": 1,
+        "keyed": 0,
+        "merged": 0,
+        "elsewhere": 5,
+        "returned": 0,
+        "held": 0,
+    }
     assert f"To go on: fsqueue mv {src} {dst}" in done.stderr
     assert f"mv to {dst}" in fsqueue_cli("workers", src, "--json").stdout
     assert fsqueue_cli("mv", src, dst).stdout == "5\n"
@@ -341,7 +349,15 @@ def test_keys(tmp_path: Path, fsqueue_cli: Run) -> None:
     group["b"].insert({"n": 3}, key="l")
     out = Queue.create(tmp_path / "out")
     done = fsqueue_cli("mv", f"{group.path}/a", f"{group.path}/b", "--json")
-    assert json.loads(done.stdout) == {"moved": 2, "leased": 0, "keyed": 0, "merged": 1, "elsewhere": 0, "returned": 0}
+    assert json.loads(done.stdout) == {
+        "moved": 2,
+        "leased": 0,
+        "keyed": 0,
+        "merged": 1,
+        "elsewhere": 0,
+        "returned": 0,
+        "held": 0,
+    }
     assert {(task.key, task.payload["n"]) for task in group["b"].tasks()} == {("k", 1), ("l", 3)}
     stays = fsqueue_cli("mv", f"{group.path}/b", out.path, code=3)
     assert "2 tasks with keys stayed" in stays.stderr

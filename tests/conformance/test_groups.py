@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, QueuePurged, Status
+from fsqueue import InvalidArgument, QueuePurged, RemoteGroup, Status
 
 pytestmark = pytest.mark.once
+
+LACKING = {"barrier": "a gateway sets none: that is done where the group's directory is mounted"}
+"""What a group of a gateway refuses, each with the reason."""
 
 
 def test_what_cannot_be_a_name_is_refused(group: Any) -> None:
@@ -163,3 +166,16 @@ def test_a_selection_narrows_what_it_lists(group: Any) -> None:
     assert sorted(task.queue.name for task in chosen.lease(5)) == ["fetch", "fetch2"]
     with pytest.raises(InvalidArgument):
         group.matching("(")
+
+
+def test_a_barrier_is_set_or_refused(group: Any) -> None:
+    group["fetch"].insert(1)
+    if isinstance(group, RemoteGroup):
+        for name in LACKING:
+            with pytest.raises(InvalidArgument, match="Nothing was done"):
+                getattr(group, name)(["fetch"], then=("report", 2))
+        assert [queue.name for queue in group.queues(tasks_min=0)] == ["fetch"]
+    else:
+        barrier = group.barrier(["fetch"], then=("report", 2))
+        assert [task.payload for task in group.poll()] == [1, 2]
+        assert barrier.state == "fired"

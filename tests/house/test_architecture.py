@@ -217,6 +217,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.service.gate",
         "fsqueue.service.limits",
         "fsqueue.spark",
+        "fsqueue.format.barriers",
         "fsqueue.format.priority",
         "fsqueue.format.wording",
         "fsqueue.compat.stored",

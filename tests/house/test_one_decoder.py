@@ -16,6 +16,7 @@ LIBRARIES = ("orjson", "json")
 DECODERS = {
     "fsqueue/format/user_json.py": "the one for what users hand in",
     "fsqueue/format/checkpoints.py": "its own encoding",
+    "fsqueue/format/barriers.py": "the files of barriers",
     "fsqueue/format/decisions.py": "decision files",
     "fsqueue/format/groups.py": ".group.jsonl",
     "fsqueue/format/keys.py": "lines of files of keys",

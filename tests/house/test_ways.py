@@ -25,6 +25,7 @@ WRITTEN = {
     "fsqueue.client.remote_group": 7,
     "fsqueue.client.remote_poll": 2,
     "fsqueue.errors": 1,
+    "fsqueue.groups.barriers": 1,
     "fsqueue.groups.group": 8,
     "fsqueue.groups.group_source": 1,
     "fsqueue.groups.pending_update": 9,
@@ -80,6 +81,7 @@ APPENDS = {
     "fsqueue.fsck.repair.Quarantine.keep": "a new file",
     "fsqueue.spark.jobs.output_directory.Place.write": "a new file",
     "fsqueue.storage.commits._proposed": "a new file",
+    "fsqueue.storage.barrier_files.write": "a new file",
     "fsqueue.protocol.overwriting._note": "a new file",
     "fsqueue.commit._Stager._write": "a new file",
 }
@@ -108,6 +110,8 @@ DECIDES = {
     "fsqueue.storage.commits.decide": "a named commit",
     "fsqueue.storage.commits._publish": "where a file of a decided commit is",
     "fsqueue.storage.commits.reap": "that an attempt is given up",
+    "fsqueue.storage.barrier_files.write": "that there is a barrier",
+    "fsqueue.storage.barrier_files.advance": "how far it is",
     "fsqueue.storage.staging.move": "that a batch is in the queue",
     "fsqueue.storage.staging._into_shard": "the same, in its shard",
     "fsqueue.storage.locked_batch.LockedBatch.rename_task_file_surely": "what a task file's name promises",
@@ -126,6 +130,8 @@ DECIDES = {
 record of its kind decides is among `APPENDS`: updates, numbers, purges, keys.)
 """
 SHRINKS = {
+    "fsqueue.storage.barrier_files.tidy": "the file of a barrier that has ended",
+    "fsqueue.storage.barrier_files.write": "the file of one that could not be set",
     "fsqueue.protocol.finishing.retire": "a log that ends in `gone`",
     "fsqueue.storage.locked_batch.LockedBatch._retire_gone": "the same",
     "fsqueue.storage.locked_batch.LockedBatch.remove_task_file": "a task file whose batch is over",
@@ -218,6 +224,7 @@ SCANS = {
     "fsqueue.protocol.single_inserts": 1,
     "fsqueue.spark.jobs.output_directory": 2,
     "fsqueue.storage.absence": 1,
+    "fsqueue.storage.barrier_files": 1,
     "fsqueue.storage.commits": 3,
     "fsqueue.storage.counters": 1,
     "fsqueue.storage.decisions": 1,

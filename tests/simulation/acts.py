@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
 from tests.simulation import (
+    barrier_acts,
     commit_acts,
     fork_acts,
     group_acts,
@@ -290,6 +291,7 @@ ACTS: dict[str, Act] = {
         keyed_acts.insert_many_keyed, fsck,
     )
 } | commit_acts.ACTS | group_acts.ACTS | update_acts.ACTS | relays.ACTS | fork_acts.ACTS | limits.ACTS  # fmt: skip
+ACTS |= barrier_acts.ACTS
 
 
 def cast(story: Story) -> list[Act]:

@@ -212,6 +212,8 @@ def records(story: Story, base: str) -> Iterator[tuple[Record, int]]:
 def note_decided(story: Story, base: str) -> None:
     """What was decided counts as inserted, at that step: each of its tasks must be accounted for."""
     for record, step in list(records(story, base)):
+        if record.name.startswith("barrier-"):
+            continue  # to set a barrier is an insert of its own: see `barrier_acts`
         payloads = [payload for part in record.parts for payload in story.staged.payloads[part.first]]
         call = Call("everybody", "insert", {"payloads": payloads, "name": record.name}, story.world)
         call.begin = call.end = step

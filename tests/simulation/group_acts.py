@@ -297,7 +297,7 @@ def judge(story: Story) -> Iterator[str]:
     for name, node in directory.entries.items():
         if name.startswith("."):
             is_known = (
-                name in (groups.GROUP_FILE, ".bells", ".updates")
+                name in (groups.GROUP_FILE, ".bells", ".updates", ".barriers")
                 or name.startswith(names.fresh(""))
                 or names.parse_deleted(name)
             )

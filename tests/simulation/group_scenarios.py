@@ -103,9 +103,27 @@ GROUP_MOVED = MOVED | {"update": 8.0, "change": 3.0, "insert_into_both": 0.5, "f
 COLLECTED = {"update": 6.0, "insert_into_both": 3.0, "feed": 1.0, "consume_any": 2.0, "consume": 1.0, "gc": 5.0}
 RETIRED_AT_ONCE = (("upkeep.decision_files:AGE_MS", 1),)
 """Upkeep retires decision files while their owners use them: that costs time, and nothing else."""
+BARRIERS = {
+    "set_barrier": 3.0,
+    "feed_first": 3.0,
+    "consume_any": 4.0,
+    "consume": 3.0,
+    "pass_barriers": 3.0,
+    "drained_any": 1.0,
+    "wait_any": 1.0,
+    "look_around": 0.5,
+    "gc": 0.5,
+}
+"""Barriers are set and pass, beside inserts into the queue that they wait for, and workers of it."""
 SCENARIOS = {
     one.name: one
     for one in (
+        Scenario("barrier", shared=False, hosts=1, actions=BARRIERS, faults=("kill", "kill", "delay"), **GROUP),
+        Scenario("barrier-error", shared=False, hosts=1, actions=BARRIERS, faults=("error", "after", "full"), **GROUP),
+        Scenario(
+            "barrier-power", shared=False, hosts=1, actions=BARRIERS, faults=("power", "kill"), lossy=True, **GROUP
+        ),
+        Scenario("barrier-nfs", actions=BARRIERS, faults=("kill", "delay", "stop", "cut", "reply"), stale=0.4, **GROUP),
         Scenario("group", shared=False, hosts=1, actions=BEGIN, faults=("kill", "kill", "delay"), **GROUP),
         Scenario("group-nfs", actions=BEGIN, faults=("kill", "host", "delay", "stop", "cut"), stale=0.4, **GROUP),
         Scenario("group-reply", actions=BEGIN, faults=("reply", "reply", "after", "kill"), stale=0.3, **GROUP),

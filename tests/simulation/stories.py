@@ -19,6 +19,7 @@ from fsqueue import FsqueueError, QueueNotFound, Task, TaskTooLarge
 from fsqueue.format.layout import Settings, birth_record
 from fsqueue.format.names import QueueId
 from tests.simulation import (
+    barrier_acts,
     commit_acts,
     group_acts,
     invariants,
@@ -348,7 +349,7 @@ class Story:
         if self.scenario.group:
             beside = self.beside()
             wrong = [*group_acts.at_rest(self), *self._end(), *beside._end(), *group_acts.judge(self)]
-            return [*wrong, *update_judge.judge(self)]
+            return [*wrong, *update_judge.judge(self), *barrier_acts.judge(self)]
         return [*relays.at_rest(self), *self._end(), *self.beside()._end()]
 
     def _end(self) -> list[str]:

@@ -26,7 +26,7 @@ from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.rooted import Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
-from fsqueue.groups import drain_check, group_source
+from fsqueue.groups import barriers, drain_check, group, group_source
 from fsqueue.protocol import waiting
 from fsqueue.storage import absence, group_directory, nested, open_logs, queue_file, store
 from tests.garbage import collect_and_keep
@@ -367,7 +367,10 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (absence, "Filesystem", _filesystem),
     (group_directory, "Filesystem", _filesystem),
     (group_directory, "mount_of", _mount),
-    *((module, "Clock", lambda: me().clock) for module in (group_directory, waiting, drain_check, group_source)),
+    *(
+        (module, "Clock", lambda: me().clock)
+        for module in (group_directory, waiting, drain_check, group_source, group, barriers)
+    ),
     *((module, "Entropy", lambda: me().entropy) for module in (group_directory, waiting)),
     (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),

@@ -1,0 +1,134 @@
+"""barrier: begin the next stage once queues of a group are drained (docs/groups.md, "Barriers")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import fsqueue
+from fsqueue.format import user_json, wording
+
+from .common import NOTHING_EXIT, example, group_at, json_option, named, not_there, worker_option
+from .printing import complain, hint, plain, print_done, print_json, say
+from .targets import is_address
+
+
+@click.command(
+    epilog=example(
+        """fsqueue barrier /scratch/me/crawl --of fetch --of parse --then report='{"day": "monday"}'
+fsqueue barrier /scratch/me/crawl                     # lists them
+fsqueue barrier /scratch/me/crawl --cancel ID"""
+    )
+)
+@click.argument("group", metavar="GROUP")
+@click.option("--of", "queues", metavar="QUEUE", multiple=True, help="A queue that has to be drained. Repeatable.")
+@click.option("--match", metavar="RE", help="Instead: all queues whose whole names match.")
+@click.option("--then", "then", metavar="QUEUE=JSON", multiple=True, help="A task that comes then. Repeatable.")
+@click.option("--on-failure", type=click.Choice(["run", "wait"]), default="run", show_default=True,
+              help="If there are dead letters: run all the same, or wait until there are none.")  # fmt: skip
+@click.option("--cancel", "cancelled", metavar="ID", multiple=True, help="Cancel a barrier that waits.")
+@worker_option
+@json_option
+def barrier(
+    group: str,
+    queues: tuple[str, ...],
+    match: str | None,
+    then: tuple[str, ...],
+    on_failure: str,
+    cancelled: tuple[str, ...],
+    worker: str | None,
+    as_json: bool,
+) -> None:
+    """Begin a stage of a pipeline in GROUP once, when at one instant other queues are drained. Print the barrier's id.
+
+    The tasks of --then are inserted at once, as delayed ones, and become available at that instant, or soon after.
+    Until then their queues are not drained, so 'fsqueue wait' waits for them, and a barrier may stand behind another
+    one. Insert first what is to be waited for: queues that are drained already let the barrier pass at once.
+
+    No process has to stay for that. Workers of the group that have nothing to do look, and so do 'fsqueue wait',
+    'status' and 'gc', whoever was killed.
+
+    Without --then and --cancel the command lists the barriers, and for a week those that have ended.
+
+    Exit code 3: one of --cancel has passed before, or is not known.
+    """
+    if is_address(group):
+        raise click.UsageError(
+            f"{group} is an address, and a barrier is set where its directory is mounted. Nothing was done. A gateway "
+            "lets it pass like any other process."
+        )
+    if bool(then) != bool(queues or match is not None) or (cancelled and then):
+        raise click.UsageError("Give --of or --match, and --then; or --cancel; or nothing, to list. Nothing was done.")
+    opened = group_at(group, worker=worker) or fsqueue.Group(group, worker=worker)  # GroupNotFound, NotAQueue
+    if cancelled:
+        _cancel(opened, cancelled, as_json)
+    elif then:
+        _set(opened, queues, match, [_task(opened, text) for text in then], on_failure, as_json)
+    else:
+        _list(opened, as_json)
+
+
+def _task(group: fsqueue.Group, text: str) -> tuple[str, Any]:
+    queue, equals, payload = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--then is QUEUE=JSON, not {text!r:.100}. Nothing was done.")
+    try:
+        return named(group, queue), user_json.decode(payload)
+    except user_json.NotExact as error:
+        raise click.UsageError(f"The payload of --then {queue}= {error}. Nothing was done.") from None
+
+
+def _set(
+    group: fsqueue.Group, queues: tuple[str, ...], match: str | None, then: list[tuple[str, Any]], how: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    if match is not None and queues:
+        raise click.UsageError("Give either --of or --match. Nothing was done.")
+    awaited: Any = [named(group, name) for name in queues] if match is None else group.matching(match)
+    made = group.barrier(awaited, then, on_failure="wait" if how == "wait" else "run")
+    group.pass_barriers(at_once=True)
+    print_done(as_json, made.as_dict(), made.id)
+    for name in made.of:
+        if (text := not_there(group[name], name)) is not None:
+            hint(text)
+
+
+def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
+    known = {one.id: one for one in group.barriers()}
+    done, left = list[dict[str, Any]](), 0
+    for identity in ids:
+        found = known.get(identity)
+        is_cancelled = found is not None and found.cancel()
+        done.append({"id": identity, "cancelled": is_cancelled})
+        if not is_cancelled:
+            left += 1
+            why = "is not known in" if found is None else "has passed before in"
+            complain(f"the barrier {plain(identity)} {why} {group.path}: nothing was cancelled")
+    if as_json:
+        for one in done:
+            print_json(one)
+    else:
+        print_done(False, None, len(ids) - left)
+    if left:
+        raise click.exceptions.Exit(NOTHING_EXIT)
+
+
+def _list(group: fsqueue.Group, as_json: bool) -> None:
+    found = group.barriers()
+    if as_json:
+        for one in found:
+            print_json(one.as_dict())
+    elif found:
+        say(*_lines(found))
+    else:
+        hint(f"{group.path} has no barriers")
+
+
+def _lines(found: list[fsqueue.Barrier]) -> Iterator[str]:
+    for one in found:
+        awaited = ", ".join(one.of) if one.match is None else f"--match {one.match}"
+        then = ", ".join(dict.fromkeys(one.then))
+        tasks = wording.counted(len(one.then), "task")
+        yield f"{one.id}  {one.state:<9}  {plain(awaited)} -> {plain(then)} ({tasks})"

@@ -1,0 +1,116 @@
+"""The files of a group's barriers: their names, which tell how far they are, and their content (docs/format.md).
+
+Pure: no clock, no input or output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import orjson
+
+from fsqueue.format import names, task_file
+from fsqueue.format.groups import barriers_directory
+from fsqueue.format.models import DELAYED, Task, TaskInfo
+from fsqueue.format.names import Uuid
+
+NEVER_S: Final = 9_999_999_998
+"""When tasks are due that a barrier holds. No user means this time: it is in the year 2286."""
+NEVER_MS: Final = NEVER_S * 1000
+Step = Literal["begun", "waiting", "firing", "fired", "cancelling", "cancelled"]
+"""How far a barrier is."""
+STEPS: tuple[Step, ...] = get_args(Step)
+ENDED: Final = ("fired", "cancelled")
+OnFailure = Literal["run", "wait"]
+ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
+_NAME = re.compile(rf"([0-9a-f]{{32}})\.({'|'.join(STEPS)})")
+
+
+class BarrierRecord(NamedTuple):
+    """What a barrier waits for, and what comes then."""
+
+    id: Uuid
+    at: int
+    """When it was set (ms)."""
+    of: tuple[str, ...]
+    """The names of queues. Empty if there is a pattern."""
+    match: str | None
+    """A regular expression for the names of queues."""
+    on_failure: OnFailure
+    then: tuple[tuple[str, bytes], ...]
+    """The names of queues, and the line of the task that comes into each."""
+
+    @property
+    def commit(self) -> str:
+        """Return the name under which each queue takes the tasks, once."""
+        return f"barrier-{self.id}"
+
+    def targets(self) -> dict[str, list[bytes]]:
+        """Return the lines of the tasks by the names of their queues."""
+        found: dict[str, list[bytes]] = {}
+        for queue, line in self.then:
+            found.setdefault(queue, []).append(line)
+        return found
+
+    def encode(self) -> bytes:
+        """Return the content of the barrier's file."""
+        then = [{"queue": queue, "task": orjson.Fragment(line.rstrip(b"\n"))} for queue, line in self.then]
+        line = {"op": "barrier", "id": self.id, "at": self.at, "of": self.of, "match": self.match,
+                "on_failure": self.on_failure, "then": then}  # fmt: skip
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def path_of(group: str, identity: Uuid, step: Step) -> str:
+    """Return the path of a barrier's file."""
+    return f"{barriers_directory(group)}/{identity}.{step}"
+
+
+def parse_name(name: str) -> tuple[Uuid, Step] | None:
+    """Return which barrier has a file of this name, and how far it is; None for any other name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    step: Any = found[2]
+    return Uuid(found[1]), step
+
+
+def parse(content: bytes) -> BarrierRecord | None:
+    """Return what a barrier's file says; None for anything that is none: any user of the group may have written it."""
+    try:
+        line = orjson.loads(content) if content.endswith(b"\n") else None
+    except orjson.JSONDecodeError:
+        return None
+    match line:
+        case {"op": "barrier", "id": identity, "at": int(at), "of": list(of), "on_failure": str(how),
+              "then": list(given), **more}:  # fmt: skip
+            known = names.parse_uuid(identity)
+            pattern: Any = more.get("match")
+            then = [one for one in map(_then, given) if one is not None]
+            is_sound = all(type(name) is str for name in of) and (type(pattern) is str) != bool(of)
+            if known is not None and is_sound and how in ON_FAILURE and len(then) == len(given):
+                means: Any = how
+                return BarrierRecord(known, at, tuple(of), pattern, means, tuple(then))
+    return None
+
+
+def _then(given: Any) -> tuple[str, bytes] | None:
+    match given:
+        case {"queue": str(queue), "task": dict(task)} if "payload" in task or "b64" in task:
+            return queue, orjson.dumps(task, option=orjson.OPT_APPEND_NEWLINE)
+    return None
+
+
+def is_held(task: TaskInfo) -> bool:
+    """Return whether a barrier holds a task."""
+    return task.state == DELAYED and task.available_at == NEVER_S
+
+
+def tasks_of(lines: Sequence[bytes]) -> list[Task]:
+    """Return the tasks of these lines, due never. ValueError if one is damaged."""
+    found = []
+    for line in lines:
+        task = task_file.decode_task(line)
+        found.append(Task(task_file.decode_fields(task), priority=task.get("priority"), available_at=NEVER_S))
+    return found

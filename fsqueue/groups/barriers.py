@@ -1,0 +1,457 @@
+"""Barriers: tasks that become available once other queues of the group are drained (docs/decisions/0073-barriers.md).
+
+The tasks are in their queue from the beginning, and due never. Whoever finds nothing to do looks whether they may be
+done, and makes them available: no process has to stay for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from fsqueue.arguments import one_of
+from fsqueue.clock import Clock
+from fsqueue.commit import Commit
+from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, TaskTooLarge, from_os_error
+from fsqueue.filesystem import resources
+from fsqueue.format import barriers, names
+from fsqueue.format.barriers import NEVER_MS, ON_FAILURE, BarrierRecord, OnFailure, Step
+from fsqueue.format.models import Task
+from fsqueue.format.names import Batch, QueueDirectory, Uuid
+from fsqueue.groups.drain_check import GroupDrainCheck, status_of
+from fsqueue.groups.queue import GroupQueue, HasQueues
+from fsqueue.groups.queue_selection import Selected, compiled
+from fsqueue.interruptions import let_out, suppress
+from fsqueue.protocol import changing, encoding, transitions
+from fsqueue.protocol.changing import NewValues
+from fsqueue.queue import Queue
+from fsqueue.storage import barrier_files, commits
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
+from fsqueue.user_code import user_items
+
+logger = logging.getLogger("fsqueue")
+
+WAITING_S = 0.5
+"""Shortest time between two looks of idle workers while a barrier waits. (While none does: `NONE_S` of groups.)"""
+LOOK_SHARE = 0.1
+"""At most this part of the time of idle workers goes into looking."""
+TASKS_MAX = 10_000
+"""Maximum number of tasks of a barrier."""
+BYTES_MAX = 8 << 20
+"""Maximum number of bytes of its tasks. Store what is longer in files, and insert their paths."""
+State = Literal["waiting", "fired", "cancelled", "forgotten"]
+STATES: dict[Step | None, State] = {
+    "begun": "waiting",
+    "waiting": "waiting",
+    "firing": "fired",
+    "fired": "fired",
+    "cancelling": "cancelled",
+    "cancelled": "cancelled",
+    None: "forgotten",
+}
+_MADE_AVAILABLE = NewValues([], 0, None, only_due=NEVER_MS)
+
+
+class HasBarriers(HasQueues, Protocol):
+    """The group of a barrier, as the barrier knows it."""
+
+    def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
+        """Return the queue of a directory, the same object as the last time if that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Tasks that become available once other queues are drained, as `group.barrier` returns it."""
+
+    id: str
+    of: tuple[str, ...]
+    """The names of the queues that are waited for; () if there is a pattern."""
+    match: str | None
+    """A regular expression for the names of those queues."""
+    then: tuple[str, ...]
+    """The names of the queues into which the tasks were inserted, one for each task."""
+    on_failure: OnFailure
+    set_at: float
+    """When it was set, in Unix seconds."""
+    _group: HasBarriers = field(repr=False, compare=False)
+
+    @property
+    def state(self) -> State:
+        """Return "waiting"; "fired" once the tasks are, or will be, available; "cancelled"; or "forgotten".
+
+        A barrier is forgotten a week after it has ended, by `gc`.
+        """
+        group = self._group.directory()
+        try:
+            with resources.Scope():
+                return STATES[barrier_files.step_of(group, Uuid(self.id))]
+        except OSError as error:
+            raise from_os_error(error, f"looking at a barrier of the group {group.path}") from error
+
+    def cancel(self) -> bool:
+        """Cancel it: its tasks are taken out of their queues. Return False if it has fired before.
+
+        True, too, if it was cancelled before.
+        """
+        return cancel(self._group, Uuid(self.id))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        return {"id": self.id, "state": self.state, "of": list(self.of), "match": self.match, "then": list(self.then),
+                "on_failure": self.on_failure, "set_at": self.set_at}  # fmt: skip
+
+
+class BarrierLooks:
+    """The looks of a process at the barriers of one group. Safe to use from many threads, and after a fork.
+
+    It keeps nothing of the group, which keeps it.
+    """
+
+    def __init__(self, none_s: float) -> None:
+        """`none_s`: the time between two looks while no barrier waits."""
+        self._none_s = none_s
+        self._clock, self._busy, self._is_looking = Clock(), resources.Mutex(), False
+        self._next_at = -math.inf
+        self.is_waiting = False
+        """Whether a barrier waited at the last look."""
+        self._records: dict[Uuid, BarrierRecord] = {}
+        self._left: dict[Uuid, str] = {}
+        """By barrier, the name of the queue in which something was left at the last look."""
+        self._warned: dict[Uuid, str] = {}
+
+    def due_s(self) -> float:
+        """Return in how many seconds to look again at the latest."""
+        return max(0.0, self._next_at - self._clock.monotonic()) if self.is_waiting else math.inf
+
+    def look(self, group: HasBarriers, *, at_once: bool) -> int:
+        """Let those barriers pass whose queues are drained, and go on with what others have left. Return how many
+        passed.
+
+        Unless `at_once`, it does nothing if this process has looked just now, or another thread does at this moment.
+        What goes wrong with one barrier is logged, once, and the others go on. GroupNotFound; OSError.
+        """
+        if not at_once and (self._clock.monotonic() < self._next_at or self._busy.locked()):
+            return 0
+        with self._busy:
+            if self._is_looking:
+                return 0  # a signal handler has interrupted this very thread
+            self._is_looking, began = True, self._clock.monotonic()
+            try:
+                return self._look(group)
+            finally:
+                now = self._clock.monotonic()
+                self._next_at = now + max(WAITING_S if self.is_waiting else self._none_s, (now - began) / LOOK_SHARE)
+                self._is_looking = False
+
+    def hurry(self) -> None:
+        """Have the next look happen at once."""
+        self._next_at = -math.inf
+
+    def _look(self, group: HasBarriers) -> int:
+        directory, fired, self.is_waiting = group.directory(), 0, False
+        if not directory.has_barriers():
+            return 0
+        steps = {one: step for one, step in barrier_files.steps(directory).items() if step not in barriers.ENDED}
+        for known in (self._records, self._left, self._warned):
+            for one in known.keys() - steps.keys():
+                del known[one]
+        self.is_waiting = bool(steps)
+        for identity, step in steps.items():
+            try:
+                fired += self._see_to(group, directory, identity, step)
+            except (OSError, FsqueueError) as error:
+                let_out(error)
+                if self._warned.get(identity) != str(error):
+                    self._warned[identity] = str(error)
+                    logger.warning("the barrier %s of the group %s: %s", identity, directory.path, error)
+        return fired
+
+    def _see_to(self, group: HasBarriers, directory: GroupDirectory, identity: Uuid, step: Step) -> int:
+        """Take one barrier as far as it goes. Return 1 if it has passed."""
+        record = self._records.get(identity) or barrier_files.read(directory, identity, step)
+        if record is None:
+            return 0  # another process is taking it further
+        self._records[identity] = record
+        now: Step | None = step
+        if now == "begun":
+            now = insert(group, directory, record)
+        if now == "waiting" and self._may_pass(group, record):
+            now = barrier_files.advance(directory, identity, "waiting", "firing")
+        if now == "firing":
+            make_available(group, record)
+            barrier_files.advance(directory, identity, "firing", "fired")
+            return 1
+        if now == "cancelling":
+            take_out(group, directory, record)
+        return 0
+
+    def _may_pass(self, group: HasBarriers, record: BarrierRecord) -> bool:
+        """Return whether there was an instant, since this was called, at which the barrier may pass."""
+        left = self._left.get(record.id)
+        if left is not None and not GroupDrainCheck([Selected(group, names_=(left,))])():
+            return False
+        self._left.pop(record.id, None)
+        awaited = Selected(group, record.match, record.of or None)
+        check = GroupDrainCheck([awaited])
+        if record.on_failure == "run":
+            is_drained = check()
+        else:
+            before = check.proof() if check() else None
+            is_drained = before is not None and not status_of(awaited).dead and check.proof() == before
+        if (name := check.left_in) is not None:
+            self._left[record.id] = name
+        return is_drained
+
+
+# -- the steps, by whoever takes them ----------------------------------------------------------------------------------
+
+
+def insert(group: HasBarriers, directory: GroupDirectory, record: BarrierRecord) -> Step | None:
+    """Insert the tasks of a barrier that has begun, due never, each once. Return how far it is then."""
+    for name, lines in record.targets().items():
+        commit = group.opened_queue(names.queue_directory(name)).commit(record.commit)
+        if commit.committed() is None:
+            part = commit.stage(barriers.tasks_of(lines))
+            if barrier_files.step_of(directory, record.id) != "begun":  # others were quicker
+                commit.discard()
+                break
+            commit.publish(part)
+    found = barrier_files.advance(directory, record.id, "begun", "waiting")
+    if found in ("cancelling", "cancelled"):  # perhaps a task was inserted behind the cancelling
+        take_out(group, directory, record)
+    return found
+
+
+def make_available(group: HasBarriers, record: BarrierRecord) -> None:
+    """Make those tasks of a barrier available that are due never."""
+    for store in _stores(group, record):
+        for batch, tasks in _batches(store, record):
+            changing.change(store, batch, range(tasks), _MADE_AVAILABLE)
+        store.doorbell.ring()
+
+
+def take_out(group: HasBarriers, directory: GroupDirectory, record: BarrierRecord) -> None:
+    """Cancel those tasks of a barrier that are due never, and see that none comes later. It is `cancelled` then."""
+    for store in _stores(group, record):
+        commit = Commit(store, record.commit)
+        if commit.committed() is None:
+            commit.publish([])  # the name is used up
+        for batch, tasks in _batches(store, record):
+            transitions.cancel(store, batch, range(tasks), only_due=NEVER_MS)
+    barrier_files.advance(directory, record.id, "cancelling", "cancelled")
+
+
+def _stores(group: HasBarriers, record: BarrierRecord) -> Iterator[Store]:
+    """Yield the queues of `then` that are there. What meets one that is deleted meanwhile goes on with the next."""
+    for name in record.targets():
+        queue = group.opened_queue(names.queue_directory(name))
+        if not queue.exists():
+            continue
+        with suppress(QueueNotFound), resources.Scope():
+            yield queue.store
+
+
+def _batches(store: Store, record: BarrierRecord) -> Iterator[tuple[Batch, int]]:
+    """Yield the batches of a barrier's commit, and how many tasks each has at most. None after a purge."""
+    commit = Commit(store, record.commit)
+    if commit.committed() is None:  # it is applied, if it was not
+        return
+    known = commits.find(store, store.layout, commit.name)
+    for part in () if known is None else known.parts:
+        for place in range(part.files):
+            yield names.successor(part.first, place), part.tasks
+
+
+# -- asked by users ----------------------------------------------------------------------------------------------------
+
+
+def set_barrier(group: HasBarriers, queues: object, then: object, on_failure: str) -> Barrier:
+    """Do what `Group.barrier` says."""
+    one_of("on_failure", on_failure, ON_FAILURE)
+    of, match = _awaited(group, queues)
+    directory = group.directory()
+    tasks = _then(group, then)
+    at = directory.clock.now_ms()
+    how: Any = on_failure
+    record = BarrierRecord(names.new_uuid(directory.entropy, at), at, of, match, how, tasks)
+    waits_for_none = {name for name in record.targets() if _waits_for(record, name)}
+    if waits_for_none:
+        raise InvalidArgument(
+            f"The queue {waits_for_none.pop()!r} is waited for, and gets a task: that would wait for itself. Nothing "
+            "was done. Insert into another queue."
+        )
+    try:
+        with resources.Scope():
+            _refuse_circle(directory, record)
+            try:
+                barrier_files.write(directory, record)
+                insert(group, directory, record)
+            except (OSError, FsqueueError) as error:
+                let_out(error)
+                raise _withdrawn(group, record, error) from error
+    except OSError as error:
+        raise from_os_error(error, f"setting a barrier in the group {directory.path}") from error
+    return _barrier(group, record)
+
+
+def _withdrawn(group: HasBarriers, record: BarrierRecord, error: OSError | FsqueueError) -> FsqueueError:
+    """Cancel a barrier that could not be set. Return the error that says what has become of it."""
+    what = f"setting a barrier in the group {group.path}"
+    cause = error if isinstance(error, OSError) else error.__cause__
+    # What an insert says of its own tasks, and how to go on with these, is not so any more.
+    failure = from_os_error(cause, what) if isinstance(cause, OSError) else error
+    assert isinstance(failure, FsqueueError)
+    failure.inserted = failure.new = 0
+    try:
+        is_over = not cancel(group, record.id) and barrier_files.step_of(group.directory(), record.id) is not None
+    except (OSError, FsqueueError) as other:
+        let_out(other)
+        failure.is_exact = False
+        end = (
+            f"It is unknown whether the barrier {record.id} is set. 'fsqueue barrier GROUP' tells, and --cancel "
+            "cancels it."
+        )
+        failure.advice = end
+    else:
+        end = f"The barrier {record.id} has passed already." if is_over else "There is no barrier."
+        failure.is_exact = not is_over
+    failure.args = (f"{failure} {end}", *failure.args[1:])
+    return failure
+
+
+def _waits_for(record: BarrierRecord, name: str) -> bool:
+    if record.match is not None:
+        return compiled(record.match).fullmatch(name) is not None
+    return name in record.of
+
+
+def _refuse_circle(directory: GroupDirectory, record: BarrierRecord) -> None:
+    """Raise InvalidArgument if barriers would wait for each other. A hint: others may be set just now."""
+    others = [one for one in listed(directory) if one[1] not in barriers.ENDED]
+    reached = {*record.targets()}
+    while True:
+        behind = [other for other, _ in others if any(_waits_for(other, name) for name in reached)]
+        more = {name for other in behind for name in other.targets()} - reached
+        if found := [name for name in more if _waits_for(record, name)]:
+            raise InvalidArgument(
+                f"This barrier waits for {found[0]!r}, which another one is to begin once {record.then[0][0]!r} is "
+                "drained: the two would wait for each other. Nothing was done. 'fsqueue barrier GROUP' lists those "
+                "that wait."
+            )
+        if not more:
+            return
+        reached |= more
+
+
+def listed(directory: GroupDirectory) -> Iterator[tuple[BarrierRecord, Step]]:
+    """Yield the barriers of a group, the oldest first, and how far each is. Damaged files are left out: fsck tells."""
+    for identity, step in barrier_files.steps(directory).items():
+        now: Step | None = step
+        for _ in range(len(barriers.STEPS)):  # others may take it further meanwhile
+            record = None
+            with suppress(FsqueueError):
+                record = None if now is None else barrier_files.read(directory, identity, now)
+            if record is not None and now is not None:
+                yield record, now
+            if record is not None or now is None or barrier_files.step_of(directory, identity) == now:
+                break
+            now = barrier_files.step_of(directory, identity)
+
+
+def all_of(group: HasBarriers) -> list[Barrier]:
+    """Return the barriers of a group, the oldest first: those that wait, and those that have ended within a week."""
+    directory = group.directory()
+    try:
+        with resources.Scope():
+            return [_barrier(group, record) for record, _ in listed(directory)]
+    except OSError as error:
+        raise from_os_error(error, f"looking at the barriers of the group {directory.path}") from error
+
+
+def _barrier(group: HasBarriers, record: BarrierRecord) -> Barrier:
+    then = tuple(queue for queue, _ in record.then)
+    return Barrier(record.id, record.of, record.match, then, record.on_failure, record.at / 1000, group)
+
+
+def cancel(group: HasBarriers, identity: Uuid) -> bool:
+    """Cancel a barrier. Return False if it has passed before, or is forgotten."""
+    directory = group.directory()
+    try:
+        with resources.Scope():
+            for _ in range(len(barriers.STEPS)):
+                now = barrier_files.step_of(directory, identity)
+                if now in ("begun", "waiting"):
+                    now = barrier_files.advance(directory, identity, now, "cancelling")
+                if now == "cancelling":
+                    record = barrier_files.read(directory, identity, now)
+                    if record is None:
+                        continue
+                    take_out(group, directory, record)
+                    return True
+                if now not in ("begun", "waiting"):
+                    return now == "cancelled"
+            return False
+    except OSError as error:
+        raise from_os_error(error, f"cancelling a barrier of the group {directory.path}") from error
+
+
+def _awaited(group: HasBarriers, queues: object) -> tuple[tuple[str, ...], str | None]:
+    """Return the names of the queues that are to be waited for, or the pattern. InvalidArgument."""
+    own: object = group
+    if isinstance(queues, Selected):
+        if queues.group is not own:
+            raise InvalidArgument(f"{queues!r} is of another group than {group.path}. Nothing was done.")
+        if queues.names is None:
+            if queues.pattern is None:
+                raise InvalidArgument(
+                    "A barrier that waits for all queues of the group would wait for its own tasks. Nothing was done. "
+                    "Name the queues, or give group.matching(...)."
+                )
+            return (), queues.pattern
+        queues = queues.names
+    given = [queues] if isinstance(queues, (str, Queue)) else queues
+    if not isinstance(given, Iterable) or isinstance(given, (bytes, dict)):
+        raise InvalidArgument(f"A barrier waits for queues of its group, or their names, not {queues!r:.100}.")
+    found = tuple(dict.fromkeys(_name(group, one) for one in user_items(given)))
+    if not found:
+        raise InvalidArgument("A barrier waits for one queue at least. Nothing was done.")
+    return found, None
+
+
+def _name(group: HasBarriers, queue: object) -> str:
+    if isinstance(queue, GroupQueue):
+        if queue.group.path != group.path:
+            raise InvalidArgument(f"The queue {queue.path} is not in the group {group.path}. Nothing was done.")
+        return queue.name
+    directory = names.queue_directory(queue)  # InvalidArgument
+    return names.parse_queue_directory(directory) or directory
+
+
+def _then(group: HasBarriers, then: object) -> tuple[tuple[str, bytes], ...]:
+    """Return the tasks that are to come then, encoded, and the names of their queues. InvalidArgument."""
+    each = [then] if isinstance(then, tuple) else [*user_items(then)] if isinstance(then, list) else []
+    found: list[tuple[str, bytes]] = []
+    for one in each:
+        if not isinstance(one, tuple) or len(one) != 2:
+            raise InvalidArgument(f"`then` is (queue, payload), or a list of such, not {one!r:.100}. Nothing was done.")
+        name = _name(group, one[0])
+        task = one[1] if isinstance(one[1], Task) else Task(one[1])
+        if task.key is not None or task.delay_s or task.available_at is not None:
+            raise InvalidArgument(
+                f"A task of a barrier has neither a key nor a time of its own, unlike the one for {name!r}. Nothing "
+                "was done."
+            )
+        bytes_max = group.opened_queue(names.queue_directory(name)).settings.task_bytes_max
+        found.append((name, encoding.encode(task, bytes_max).line))
+    if not found:
+        raise InvalidArgument(f"`then` is (queue, payload), or a list of such, not {then!r:.100}. Nothing was done.")
+    if len(found) > TASKS_MAX or sum(len(line) for _, line in found) > BYTES_MAX:
+        raise TaskTooLarge(
+            f"A barrier has {TASKS_MAX:,} tasks and {BYTES_MAX >> 20} MiB at most. Nothing was done. Have it begin one "
+            "task that inserts the others."
+        )
+    return tuple(found)

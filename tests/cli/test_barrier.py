@@ -1,0 +1,144 @@
+"""barrier: set, list, cancel; and what other commands do with the tasks of barriers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, Queue
+from tests.cli.conftest import Run
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    made = Group.create(tmp_path / "g", shards=1)
+    made["fetch"].insert(1)
+    return made
+
+
+def test_set_list_and_cancel(group: Group, fsqueue_cli: Run) -> None:
+    done = fsqueue_cli("barrier", group.path, "--of", "fetch", "--of", "parse", "--then", 'report={"a": [1]}')
+    [one] = group.barriers()
+    assert done.stdout == f"{one.id}\n"
+    assert "parse names no queue that is there" in done.stderr
+    assert [task.payload for task in group["report"].tasks()] == [{"a": [1]}]
+    two = json.loads(
+        fsqueue_cli(
+            "barrier", group.path, "--match", "f.*", "--then", "x=1", "--then", "x=2", "--on-failure", "wait", "--json"
+        ).stdout
+    )
+    assert (two["state"], two["match"], two["of"], two["then"]) == ("waiting", "f.*", [], ["x", "x"])
+    assert two["on_failure"] == "wait"
+    listed = fsqueue_cli("barrier", group.path).stdout.splitlines()
+    assert listed == [
+        f"{one.id}  waiting    fetch, parse -> report (1 task)",
+        f"{two['id']}  waiting    --match f.* -> x (2 tasks)",
+    ]
+    assert fsqueue_cli("barrier", group.path, "--cancel", two["id"]).stdout == "1\n"
+    assert group["x"].is_drained()
+    refused = fsqueue_cli("barrier", group.path, "--cancel", "nix", "--json", code=3)
+    assert json.loads(refused.stdout) == {"id": "nix", "cancelled": False}
+    assert "is not known" in refused.stderr
+    states = [json.loads(line)["state"] for line in fsqueue_cli("barrier", group.path, "--json").stdout.splitlines()]
+    assert states == ["waiting", "cancelled"]
+
+
+@pytest.mark.parametrize("by", [("status",), ("gc",), ("wait", "--match", "fetch"), ("barrier",)])
+def test_commands_let_it_pass(group: Group, fsqueue_cli: Run, by: tuple[str, ...]) -> None:
+    barrier = group.barrier("fetch", then=("report", 1))
+    [task] = group["fetch"].lease()
+    task.complete()
+    fsqueue_cli(by[0], group.path, *by[1:])
+    assert barrier.state == "fired"
+    refused = fsqueue_cli("barrier", group.path, "--cancel", barrier.id, code=3)
+    assert refused.stdout == "0\n"
+    assert "has passed before" in refused.stderr
+
+
+def test_queues_that_are_drained_let_it_pass_at_once(group: Group, fsqueue_cli: Run) -> None:
+    done = fsqueue_cli("barrier", group.path, "--of", "nobody", "--then", "report=1", "--json")
+    assert json.loads(done.stdout)["state"] == "fired"
+    fsqueue_cli("run", f"{group.path}/report", "--", "true")
+    assert group["report"].status().completed == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--of", "fetch"),
+        ("--then", "report=1"),
+        ("--match", "f"),
+        ("--of", "fetch", "--match", "f", "--then", "report=1"),
+        ("--of", "fetch", "--then", "report"),
+        ("--of", "fetch", "--then", "report={"),
+        ("--of", "fetch", "--then", "report=1", "--cancel", "x"),
+        ("--of", "fetch", "--then", "fetch=1"),
+        ("--match", "(", "--then", "report=1"),
+    ],
+)
+def test_wrong_use(group: Group, fsqueue_cli: Run, wrong: tuple[str, ...]) -> None:
+    assert "Nothing was done" in fsqueue_cli("barrier", group.path, *wrong, code=2).stderr or wrong[1] == "("
+    assert group.barriers() == []
+
+
+def test_where_there_is_no_group(tmp_path: Path, fsqueue_cli: Run) -> None:
+    fsqueue_cli("barrier", tmp_path / "nix", code=fsqueue.GroupNotFound.exit_code)
+    queue = Queue.create(tmp_path / "q")
+    fsqueue_cli("barrier", queue.path, code=fsqueue.NotAQueue.exit_code)
+    assert "address" in fsqueue_cli("barrier", "http://localhost:1/", code=2).stderr
+
+
+def test_none(group: Group, fsqueue_cli: Run) -> None:
+    done = fsqueue_cli("barrier", group.path)
+    assert (done.stdout, done.stderr) == ("", f"{group.path} has no barriers\n")
+    assert fsqueue_cli("barrier", group.path, "--json").stdout == ""
+
+
+def test_mv_cp_and_export_leave_the_tasks_of_barriers(group: Group, tmp_path: Path, fsqueue_cli: Run) -> None:
+    """A copy of one would be due in the year 2286, and no barrier would know of it."""
+    barrier = group.barrier("fetch", then=("report", 1))
+    group["report"].insert(2, delay_s=1000)
+    other = Queue.create(tmp_path / "other")
+    for target in (f"{group.path}/moved", other.path):
+        group["report"].insert(3)
+        moved = fsqueue_cli("mv", f"{group.path}/report", target, "--json")
+        assert json.loads(moved.stdout)["held"] == 1
+        assert "1 task of barriers stayed" in moved.stderr
+    group["report"].insert(4)
+    exported = fsqueue_cli("export", f"{group.path}/report")
+    assert [json.loads(line)["payload"] for line in exported.stdout.splitlines()] == [4]
+    assert "1 task of barriers left out" in exported.stderr
+    assert "1 task of barriers left out" in fsqueue_cli("cp", f"{group.path}/report", other.path).stderr
+    assert sorted(task.payload for task in group["moved"].tasks()) == [2, 3]
+    assert sorted(task.payload for task in other.tasks()) == [3, 4]
+    [task] = group["fetch"].lease()
+    task.complete()
+    group.pass_barriers(at_once=True)
+    assert barrier.state == "fired"
+    assert sorted(task.payload for task in group["report"].lease(9)) == [1, 4]
+
+
+def test_gc_touches_files_of_barriers_that_wait(group: Group, fsqueue_cli: Run) -> None:
+    barrier = group.barrier("fetch", then=("report", 1))
+    path = group.path / ".barriers" / f"{barrier.id}.waiting"
+    os.utime(path, (0, 0))
+    fsqueue_cli("gc", group.path, "--touch")
+    assert path.stat().st_mtime > 0
+    assert group.usage()["barriers"].files == 1
+
+
+def test_fsck_knows_the_files_of_barriers(group: Group, fsqueue_cli: Run) -> None:
+    group.barrier("fetch", then=("report", 1))
+    fsqueue_cli("fsck", group.path)
+    (group.path / ".barriers" / "note").write_text("x")
+    found = fsqueue_cli("fsck", group.path, "--json", code=10)
+    assert [json.loads(line)["kind"] for line in found.stdout.splitlines() if "kind" in line] == ["stray"]
+    fsqueue_cli("fsck", group.path, "--repair", code=None)
+    assert not (group.path / ".barriers" / "note").exists()
+    fsqueue_cli("fsck", group.path)

@@ -1,0 +1,90 @@
+"""Barriers in stories of groups: tasks come into the queue `r` once `q` is drained, and the judgement.
+
+Setting one is an insert into `r`: what was reported has to be there. Whoever finds nothing to do lets it pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from fsqueue import LeasedTask
+from tests.simulation import relays
+from tests.simulation.group_acts import group_of
+from tests.simulation.history import DONE, Actor, Call, original
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+OF, INTO = "q", "r"
+MARK = "behind"
+"""An argument of a call that has set a barrier: the queue that it waits for."""
+
+
+def set_barrier(story: Story, actor: Actor) -> None:
+    """Set a barrier: one or two tasks come into `r` once `q` is drained."""
+    payloads = story.fresh(story.rng.choice((1, 2)))
+    then = [(INTO, payload) for payload in payloads]
+    into = relays.both(story, actor)[1]
+    into.do("insert", lambda q: group_of(q).barrier(OF, then), payloads=payloads, **{MARK: OF})
+
+
+def feed_first(story: Story, actor: Actor) -> None:
+    """Insert a task into `q`."""
+    relays.insert(story, relays.both(story, actor)[0])
+
+
+def pass_barriers(story: Story, actor: Actor) -> None:
+    """Look at the barriers."""
+    actor.do("pass_barriers", lambda q: group_of(q).pass_barriers(at_once=True))
+
+
+ACTS: dict[str, Callable[[Story, Actor], None]] = {
+    act.__name__: act for act in (set_barrier, feed_first, pass_barriers)
+}
+
+
+def judge(story: Story) -> Iterator[str]:
+    """Each task of a barrier was there once, and was leased only after an instant at which `q` was drained."""
+    set_by = {
+        payload: call
+        for call in story.history_beside.calls
+        if call.verb == "insert" and MARK in call.args
+        for payload in call.args["payloads"]
+    }
+    for payload in set_by:
+        if len(known := story.history_beside.ids.get(payload, [])) > 1:
+            yield f"{payload}: its barrier has inserted it more than once: {known}"
+    if not set_by or story.world.disk.lost or story.scenario.stale_listings:
+        return  # the proof of "drained" presumes that a listing asks the server
+    lives = sorted(_lives(story))
+    for history in (story.history, story.history_beside):
+        for call in history.calls:
+            for task in _handed_out(call):
+                if (begun := set_by.get(original(task.payload))) is not None:
+                    yield from _too_early(begun, call, lives)
+
+
+def _handed_out(call: Call) -> Iterator[LeasedTask]:
+    found: Any = call.result if call.outcome == DONE else None
+    for one in found if isinstance(found, list) else [found]:
+        if isinstance(one, LeasedTask):
+            yield one
+
+
+def _lives(story: Story) -> Iterator[tuple[float, float]]:
+    """From when to when each task of `q` lived for certain, in steps."""
+    ends = relays.ends_of_lives(story)
+    for call in story.history.calls:
+        if call.verb == "insert" and call.outcome == DONE:
+            yield from ((call.end, ends.get(payload, math.inf)) for payload in call.args["payloads"])
+
+
+def _too_early(begun: Call, call: Call, lives: list[tuple[float, float]]) -> Iterator[str]:
+    at: float = begun.begin
+    for begin, end in lives:
+        if begin <= at:
+            at = max(at, end)
+    if at > begun.begin and at >= call.end:
+        yield f"{call}: it got a task of {begun}, but at each instant in between a task lived in {OF}"
