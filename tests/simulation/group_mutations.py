@@ -88,4 +88,29 @@ MUTATIONS = [
         (("GroupDrainCheck._collect", "if (early_s := self._shows_at - self._clock.monotonic()) > 0: ...", ""),),
         first=39,
     ),
+    Mutation(
+        "a barrier passes whether its queues are drained or not",
+        "its tasks are available while tasks are left that it waits for",
+        "barrier",
+        (
+            (
+                "BarrierLooks._see_to",
+                """
+                if now == "waiting" and self._may_pass(group, record):
+                    now = barrier_files.advance(directory, identity, "waiting", "firing")
+                """,
+                """
+                if now == "waiting":
+                    now = barrier_files.advance(directory, identity, "waiting", "firing")
+                """,
+            ),
+        ),
+        first=19,
+    ),
+    Mutation(
+        "a barrier that has begun is gone on with by nobody",
+        "whoever has set it died, and its tasks are due never",
+        "barrier",
+        (("BarrierLooks._see_to", 'if now == "begun": ...', ""),),
+    ),
 ]
