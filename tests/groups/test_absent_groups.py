@@ -82,6 +82,8 @@ GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
     "group.wait": lambda used: lambda: used.group.wait(timeout_s=5),
     "wait": lambda used: lambda: fsqueue.wait([used.group], timeout_s=5),
     "wait for one that never was": lambda used: lambda: fsqueue.wait([used.never], timeout_s=5),
+    "barrier": lambda used: lambda: used.group.barrier("open", then=("never", 1)),
+    "barriers": lambda used: used.group.barriers,
     "flows": lambda used: used.group.flows,
     "usage": lambda used: used.group.usage,
     "lineage": lambda used: lambda: used.group.lineage("open", used.task.id),
@@ -150,8 +152,9 @@ ANSWER_BY_MEMORY = {
 IN_LOOPS = {"poll_async"}
 """What is `poll` in another dress."""
 OF_GROUPS = {
-    "at", "bells", "close", "create", "directories", "directory", "group", "holding", "matching", "note_open",
-    "numbers", "opened_queue", "opener", "path", "queue_at", "queue_in", "queue_stamp", "stamp", "states", "update",
+    "at", "barriers_due_s", "bells", "close", "create", "directories", "directory", "group", "holding", "matching",
+    "note_open", "numbers", "opened_queue", "opener", "pass_barriers", "path", "queue_at", "queue_in", "queue_stamp",
+    "stamp", "states", "update",
 }  # fmt: skip
 """Of a group: what makes an object whose verbs are in the table, what needs no group, and what its modules share."""
 
