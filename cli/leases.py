@@ -145,6 +145,8 @@ def _why_nothing(q: AnyQueue) -> str:
         return f"{q.path} is paused {pause}"
     if most is not None and q.status().leased >= most:
         return f"{q.path} allows no more leased tasks at a time (max_leased={most}). Try again later."
+    if q.settings.rate is not None and q.status().waiting:
+        return f"it is not time for the next task of {q.path} (rate={q.settings.rate}). Try again later."
     fields = " ".join(f"limit.{name}={number}" for name, number in q.settings.limit.items())
     if fields and (status := q.status()).waiting and status.leased:
         return f"the values of all tasks of {q.path} that wait are full, or other workers were faster ({fields})"

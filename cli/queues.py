@@ -160,6 +160,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "backoff_s": _pair,
     "keep_payloads": lambda text: limit(KEPT_PAYLOAD.convert(text, None, None)),
     "max_leased": lambda text: limit(ATTEMPTS.convert(text, None, None)),
+    "rate": lambda text: None if text == "none" else text,
 }
 """How the value of each setting that can be changed is written."""
 OF_FIELD = "limit."
@@ -228,9 +229,11 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
       keep_payloads=BYTES    the size up to which payloads of finished tasks are kept; or all
       max_leased=N           at most N tasks are leased at a time, over all hosts; or none
       limit.FIELD=N          at most N of those whose payloads have one value of FIELD; or none
+      rate=N/s               at most N tasks are leased per second (/m minute, /h hour), over all hosts; or none
 
     limit.host=4 lets at most four tasks with one value of the payload's field "host" be leased at a time. Tasks with
-    other values go on, and those without the field are not limited. At most four fields have a limit.
+    other values go on, and those without the field are not limited. At most four fields have a limit. rate=30/m lets
+    30 tasks be leased in a minute, however long they take, one after the other and not all at once.
 
     The first limit of a kind takes two seconds to set, and holds when this command ends. Workers on all hosts keep to
     it, also if some of them are killed. What is leased already stays leased; nothing is leased until fewer than N are.

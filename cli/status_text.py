@@ -44,7 +44,8 @@ class Look(NamedTuple):
     """If it may be a copy: what 'fsqueue fsck --accept-copy' is typed with, the queue or its group."""
     max_leased: int | None = None
     """How many of its tasks may be leased at a time; None: any number, or it is not known."""
-
+    rate: str | None = None
+    """How many of its tasks may be leased in a time, as `fsqueue set` takes it; None: any number, or not known."""
     limits: str = ""
     """The limits by fields of payloads, as `fsqueue set` takes them; "" if there is none, or it is not known."""
 
@@ -143,18 +144,18 @@ def paused(look: Look) -> list[str]:
 
 
 def limited(look: Look) -> list[str]:
-    """Return a line for each queue whose limit allows no more leased tasks now, while others wait."""
-    return [
-        f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}max_leased={one.max_leased} allows no more leased "
-        f"tasks at a time: {one.status.waiting:,} wait for a place"
-        for one in look.parts or [look]
-        if one.is_full
-    ] + [
-        f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{one.limits}: tasks of one value may wait while "
-        "as many of them are leased"
-        for one in look.parts or [look]
-        if one.limits and one.status.waiting and one.status.leased
-    ]
+    """Return a line for each limit of a queue for which tasks wait, or may wait."""
+    said: list[tuple[Look, str]] = []
+    for one in look.parts or [look]:
+        waiting = f"{one.status.waiting:,} wait"
+        if one.is_full:
+            text = f"max_leased={one.max_leased} allows no more leased tasks at a time: {waiting} for a place"
+            said.append((one, text))
+        if one.limits and one.status.waiting and one.status.leased:
+            said.append((one, f"{one.limits}: tasks of one value may wait while as many of them are leased"))
+        if one.rate is not None and one.status.waiting:
+            said.append((one, f"rate={one.rate} allows no more leases in that time: {waiting}"))
+    return [f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{text}" for one, text in said]
 
 
 def copied(look: Look) -> list[str]:

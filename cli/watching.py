@@ -135,6 +135,7 @@ class Watched:
             copy_accepted_at=copied,
             max_leased=self.max_leased,
             limits=self.limits,
+            rate=self.queue.settings.rate,
         )
 
     @property
@@ -330,6 +331,7 @@ def as_json(look: Look) -> dict[str, object]:
         "activity": found.as_dict() if found is not None else None,
         "paused": look.paused.as_dict() if look.paused is not None else None,
         "max_leased": look.max_leased,
+        "lease_rate": look.rate,
         "copy": look.copy_accepted_at is not None,
         "idle": look.is_idle,
     }
@@ -612,7 +614,14 @@ def wait(
                 if one.paused is not None and not status.drained:
                     complain(f"{one.path} is paused {one.paused}. To go on: fsqueue resume {quoted(one.path)}")
                 most[one.path] = one.max_leased
-                seen = Look(one.name, one.path, status, max_leased=most[one.path], limits=one.limits)
+                seen = Look(
+                    one.name,
+                    one.path,
+                    status,
+                    max_leased=most[one.path],
+                    limits=one.limits,
+                    rate=one.queue.settings.rate,
+                )
                 for text in limited(seen):
                     complain(f"{one.path}: {text.removeprefix('limited').strip()}")
             with suppress(fsqueue.FsqueueError):

@@ -334,7 +334,9 @@ def change_settings(store: Store, given: dict[str, Any]) -> Settings:
         changes = {name: value for name, value in wanted.items() if getattr(after, name) != getattr(before, name)}
         record = b""
         if not changes.keys().isdisjoint(layout.LIMITS):
-            begins = state.limits is None or not after.limit.keys() <= before.limit.keys()  # slots have no such digests
+            begins = not after.limit.keys() <= before.limit.keys()  # slots have no such digests
+            if state.limits is None or not state.limits.counts:  # leases have no slots
+                begins = begins or after.max_leased is not None
             limits = layout.limits_of(after, epoch if begins or state.limits is None else state.limits.epoch)
             record += layout.limits_record(state, limits, by, now_ms)
         if others := {name: getattr(after, name) for name in changes if name not in layout.LIMITS}:

@@ -160,10 +160,11 @@ class Maintenance:
     @verb("changing settings")
     def change_settings(self, /, **settings: Any) -> Settings:
         """Change settings of the queue in use: `max_attempts`, `lease_s`, `backoff_s`, `keep_payloads`, `max_leased`,
-        `limit`. Return all settings.
+        `limit`, `rate`. Return all settings.
 
         `limit={"host": 4}` lets at most four tasks whose payloads have one value of `host` be leased at one instant,
-        over all hosts; None in place of the number ends that. Limits of fields that are not named stay.
+        over all hosts; None in place of the number ends that. Limits of fields that are not named stay. `rate="5/s"`
+        (`/m`, `/h`) lets at most so many be leased in that time, over all hosts.
 
         It is durable when this returns. Other processes use the new ones from their next look at the queue on: two
         seconds later at most. Leases that are held keep their length until they are renewed. InvalidArgument, with

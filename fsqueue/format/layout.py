@@ -39,7 +39,7 @@ DOCTOR = ".fsqueue-doctor"
 CHANGEABLE = ("max_attempts", "lease_s", "backoff_s", "keep_payloads")
 """The settings that `settings` lines change while a queue is in use. All others are fixed when it is created, or are
 limits."""
-LIMITS = ("max_leased", "limit")
+LIMITS = ("max_leased", "limit", "rate")
 """The settings that are limits over all hosts: no queue has one when it is created, and lines of their own change them.
 """
 MAX_LEASED = 10_000
@@ -48,6 +48,10 @@ LIMITED_FIELDS_MAX = 4
 """Maximum number of payload fields with a limit: a slot's record has room for that many digests."""
 LIMITED_FIELD_CHARS_MAX = 200
 """Maximum length of the name of such a field."""
+LEASES_PER_S_MIN, LEASES_PER_S_MAX = 1 / 86_400, 10_000.0
+"""The lowest and the highest rate: one lease a day, and more than a file server gives locks."""
+RATE_UNITS = {"s": 1, "m": 60, "h": 3600}
+"""The seconds that the letter behind the slash stands for."""
 REQUIRED = (
     "shards",
     "batch_tasks_max",
@@ -67,6 +71,26 @@ REASON_CHARS_MAX = 1000
 """The reason of a pause is not longer than this."""
 
 
+class LeaseRate(NamedTuple):
+    """A rate: how many tasks may be leased in a second, and how people write it."""
+
+    per_s: float
+    text: str
+
+
+@lru_cache(64)
+def lease_rate(text: object) -> LeaseRate:
+    """Return the rate that a text such as "5/s", "30/m" or "0.5/h" says. InvalidArgument if it says none."""
+    found = re.fullmatch(r"(\d{1,7}(?:\.\d{1,6})?)/([smh])", text) if isinstance(text, str) and text.isascii() else None
+    per_s = float(found[1]) / RATE_UNITS[found[2]] if found is not None else 0.0
+    if found is None or not LEASES_PER_S_MIN <= per_s <= LEASES_PER_S_MAX:
+        raise InvalidArgument(
+            f"rate must be a number of leases per second, minute or hour, as '5/s', '30/m' or '0.5/h', from one a day "
+            f"to {LEASES_PER_S_MAX:,.0f}/s, not {shown(text)}."
+        )
+    return LeaseRate(per_s, f"{float(found[1]):.12g}/{found[2]}")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Hold the settings of a queue. Units are in the names. Those in CHANGEABLE may change while it is in use.
@@ -76,7 +100,8 @@ class Settings:
     unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
     `keep_payloads`: maximum size in bytes of payloads that the history keeps; 0: none; None: all. Without a
     history, none. `max_leased`: maximum number of tasks that are leased at one instant, over all hosts; None: any.
-    `limit`: the same for those with one value of a field of their payloads, by the field's name.
+    `limit`: the same for those with one value of a field of their payloads, by the field's name. `rate`: how many
+    tasks may be leased in a second, minute or hour, over all hosts: "5/s", "30/m", "0.5/h"; None: any number.
     """
 
     shards: int = 64
@@ -92,6 +117,7 @@ class Settings:
     limit: dict[str, int] = field(default_factory=dict, hash=False)
     """Maximum number of tasks with one value of a field of payloads that may be leased at one instant, by the field's
     name."""
+    rate: str | None = None
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int, most: int) -> None:
@@ -123,6 +149,8 @@ class Settings:
             whole("max_leased", 1, MAX_LEASED)
         if self.limit != {}:
             _limit_of_fields(self.limit)
+        if self.rate is not None:
+            object.__setattr__(self, "rate", lease_rate(self.rate).text)
 
 
 def _limit_of_fields(limit: object) -> None:
@@ -199,16 +227,25 @@ class QueueLimits:
     max_leased: int | None = None
     fields: tuple[tuple[str, int], ...] = ()
     """The fields of payloads that have a limit, by their names, and how many tasks with one value may be leased."""
+    rate: LeaseRate | None = None
+    """How many tasks may be leased in a time."""
+
+    @property
+    def counts(self) -> bool:
+        """Return whether the leases that are held count, so that each has a slot. A rate alone counts none."""
+        return self.max_leased is not None or bool(self.fields)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the limits by name, as in lines of `queue.jsonl`: those that are set."""
         found: dict[str, Any] = {} if self.max_leased is None else {"max_leased": self.max_leased}
-        return found | ({"fields": dict(self.fields)} if self.fields else {})
+        found |= {"fields": dict(self.fields)} if self.fields else {}
+        return found | ({} if self.rate is None else {"rate": self.rate.text})
 
     def __str__(self) -> str:
         """Return the limits as `fsqueue set` takes them."""
         total = [] if self.max_leased is None else [f"max_leased={self.max_leased}"]
-        return " ".join([*total, *(f"limit.{name}={most}" for name, most in self.fields)])
+        begins = [] if self.rate is None else [f"rate={self.rate.text}"]
+        return " ".join([*total, *(f"limit.{name}={most}" for name, most in self.fields), *begins])
 
 
 class DirectoryIdentity(NamedTuple):
@@ -368,7 +405,8 @@ def resume_record(at: int) -> bytes:
 
 def limits_of(settings: Settings, epoch: str) -> QueueLimits | None:
     """Return the limits among settings; None if none is set."""
-    limits = QueueLimits(epoch, settings.max_leased, tuple(sorted(settings.limit.items())))
+    rate = None if settings.rate is None else lease_rate(settings.rate)
+    limits = QueueLimits(epoch, settings.max_leased, tuple(sorted(settings.limit.items())), rate)
     return limits if limits.as_dict() else None
 
 
@@ -522,7 +560,9 @@ def _erased(state: QueueState, record: dict[str, Any]) -> QueueState:
 def _limited(state: QueueState, record: dict[str, Any], given: dict[str, Any]) -> QueueState:
     """Return the state after a line that sets the limits. InvalidArgument if one is wrong: then the line is void."""
     fields: Any = given.get("fields", {})
-    settings = replace(state.settings, max_leased=given.get("max_leased"), limit=fields if fields else {})
+    settings = replace(
+        state.settings, max_leased=given.get("max_leased"), limit=fields if fields else {}, rate=given.get("rate")
+    )
     epoch = record.get("slots")
     limits = limits_of(settings, epoch if isinstance(epoch, str) else "")
     if limits is not None and not names.is_slot_file(names.slot_file(limits.epoch)):

@@ -18,6 +18,8 @@ from fsqueue.format import names
 from fsqueue.format.names import Batch
 
 RECORD_BYTES: Final = 64
+HEADER_BYTES: Final = 32
+"""So much of the first place tells whether the file is whole. Behind it stands the record of a rate."""
 DIGEST_BYTES: Final = 8
 _NO_DIGESTS: Final = bytes(32)
 Digests = tuple[bytes, ...]

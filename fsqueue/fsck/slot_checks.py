@@ -23,7 +23,7 @@ from fsqueue.storage.store import Store
 def check(store: Store) -> Iterator[Suspect]:
     """Yield the batches that have leases without slots. Logs are read first: a slot is there before its lease."""
     limits = store.queue_state.limits
-    if limits is None:
+    if limits is None or not limits.counts:
         return
     leased = []
     for batch in listing.with_logs(store, every_shard=store.fs.shared):

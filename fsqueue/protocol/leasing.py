@@ -81,7 +81,7 @@ class Without(Enum):
     NOTHING = "it has no task to lease now"
     UNDECIDED = "what may make a task available is part of an update that is not decided"
     LATER = "what it has is less urgent than what another batch promises, or than what was asked for"
-    LIMITED = "as many tasks are leased as the limits of the queue allow"
+    LIMITED = "as many tasks are leased, or were leased of late, as the limits of the queue allow"
     FULL = "its tasks have values of fields of which as many are leased as their limits allow"
 
     def __bool__(self) -> bool:
@@ -186,6 +186,12 @@ class Leaser:
         """Return the limits of the queue, as this lessee knows them."""
         self._limiter = self._limiter or limiting.Limiter(self.store)
         return self._limiter
+
+    def held_up_s(self) -> float:
+        """Return in how many seconds the rate of the queue may allow a lease, if it has held up the last look; infinity
+        if something else did, or nothing.
+        """
+        return self._limiter.due_s() if self.is_held_up and self._limiter is not None else math.inf
 
     def _new_selection(self) -> Selection:
         """Return a selection that has seen nothing."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import LOST, NOT_FILES, either_of_two
-from fsqueue.format import movements, names, slots, task_file
+from fsqueue.format import lease_rates, movements, names, slots, task_file
 from fsqueue.format.layout import QueueLimits
 from fsqueue.format.names import Batch
 from fsqueue.format.slots import FREE, Digests, LeaseSlot, SlotTable
@@ -44,6 +45,9 @@ KINDS_MAX = 16_384
 """Number of batches of which it remembers which values they have, while these are full."""
 KINDS_S = 60.0
 """Time for which a process believes that the values of a batch are full (s): a payload may be replaced."""
+LATER_S = 0.5
+"""Maximum number of seconds by which a lessee asks later than the rate seems to have a token: they would all come at
+once."""
 OWN_LOOKS = 4
 """Number of slots, besides as many as are wanted, that a lease looks at of those that its lessee has taken before: a
 lease that its lessee has ended is found at once, however many others there are."""
@@ -65,7 +69,7 @@ def begin(store: Store) -> None:
     limits = store.queue_state.limits
     if limits is not None and not slot_files.is_whole(store, slot_files.read(store, limits.epoch)):
         store.clock.sleep(SETTLE_S)
-        slot_files.make(store, limits.epoch, [name for name, _ in limits.fields])
+        slot_files.make(store, limits.epoch, [name for name, _ in limits.fields], limits.counts)
 
 
 class Limiter:
@@ -103,6 +107,10 @@ class Limiter:
         """Number of batches that this look may still open for a slot that may be given back."""
         self.is_by_field = False
         """True if the last `take` gave nothing since all its tasks have values that are full."""
+        self.is_by_rate = False
+        """Whether the last answer, that no task may be leased now, was due to the rate."""
+        self._path = ""
+        """The file of slots that is remembered: other limits have another one, and so has each generation."""
 
     @property
     def _limits(self) -> QueueLimits:
@@ -125,13 +133,62 @@ class Limiter:
             self._values.clear()
             self._kinds.clear()
             self._most.clear()
+        path = slot_files.path_of(self.store, limits.epoch)
+        if self._path != path:
+            self._path, self._table, self._has_leased = path, SlotTable(), False
+        if not self._may_begin(1):  # others only take tokens: what is known is the most that there may be
+            if self._is_rate_wrong():
+                self._mend_rate(limits)
+            return False
         if self._has_leased and self._seems_to_have_room(limits, current):
             return True
         self._has_leased = False
         self._read(limits)
         if not slot_files.is_whole(self.store, self._table.content) and not self._make(limits):
             return False
-        return self._seems_to_have_room(limits, current) or self.give_back()
+        return self._may_begin(1) > 0 and (self._seems_to_have_room(limits, current) or self.give_back())
+
+    def _may_begin(self, most: int) -> int:
+        """Return for how many leases, of `most`, the rate has tokens now, by what was read last: there are not more."""
+        rate = self._limits.rate
+        if rate is None:
+            self.is_by_rate = False
+            return most
+        allowed = lease_rates.allowed(rate, self._empty_us, self.store.clock.now_ms(), most)
+        self.is_by_rate = not allowed
+        return allowed
+
+    def _is_rate_wrong(self) -> bool:
+        """Return whether the bucket was empty at a time that only a wrong clock can have told: it would stay so."""
+        empty = self._empty_us
+        return empty is not None and empty > self.store.clock.now_ms() * 1000 + lease_rates.APART_US
+
+    def _mend_rate(self, limits: QueueLimits) -> None:
+        """Have the bucket fill from now on, if it is told by a wrong clock still."""
+        try:
+            with slot_files.locked(self.store, limits.epoch) as file:
+                self._table.update(file.content())
+                if self._is_rate_wrong():
+                    now_us = self.store.clock.now_ms() * 1000
+                    self._put(file, {lease_rates.RECORD_AT: lease_rates.record(now_us)})
+        except (LockTimeout, FileNotFoundError) as error:
+            logger.debug("the rate of %s is not set right now: %s", self.store.path, error)
+
+    @property
+    def _empty_us(self) -> int | None:
+        """Return when the bucket of the rate was empty, by what was read last."""
+        return lease_rates.empty_us(self._table.content)
+
+    def due_s(self) -> float:
+        """Return in how many seconds to ask again, if the rate has allowed nothing; infinity without a rate.
+
+        Lessees that wait for one token ask at different times: the tokens of a second are kept.
+        """
+        rate = self._limits.rate
+        if rate is None or not self.is_by_rate:
+            return math.inf
+        later_s = self.store.entropy.random() * min(LATER_S, max(LATER_S / 20, 1 / rate.per_s))
+        return lease_rates.wait_s(rate, self._empty_us, self.store.clock.now_ms()) + later_s
 
     def _seems_to_have_room(self, limits: QueueLimits, current: Batch | None) -> bool:
         """Return whether fewer slots have a record than leases are allowed, but for those of the batch in hand."""
@@ -145,7 +202,7 @@ class Limiter:
         if not self._table.content:  # else the maker died, or the machine was booted: the limits were set long ago
             store.clock.sleep(SETTLE_S)
         try:
-            slot_files.make(store, limits.epoch, [name for name, _ in limits.fields])
+            slot_files.make(store, limits.epoch, [name for name, _ in limits.fields], limits.counts)
         except LockTimeout as error:
             logger.debug("no task of %s is leased yet: %s", store.path, error)
             return False
@@ -164,6 +221,8 @@ class Limiter:
         It looks into at most `LOOKS_MAX` batches, from a random one on. One that another process has locked is passed
         over.
         """
+        if self.is_by_rate:
+            return False  # a place would not help
         by_batch = self._table.by_batch
         batches = sorted(by_batch)
         first = int(self.store.entropy.random() * len(batches))
@@ -250,6 +309,9 @@ class Limiter:
     def allowed(self, locked: LockedBatch, at: int, most: int) -> int:
         """Return how many tasks of a batch, of `most`, seem to be allowed: a hint, from the last look at the slots."""
         limits, self._found = self._limits, []
+        most = self._may_begin(most)
+        if not most:
+            return 0
         if limits.max_leased is None:
             if limits.fields and not self._is_read:
                 self._read(limits)
@@ -272,11 +334,15 @@ class Limiter:
         ended first.
         """
         store, limits, table = self.store, self._limits, self._table
-        self._has_leased = False
+        self._has_leased = self.is_by_field = False
         try:
             with slot_files.locked(store, limits.epoch) as file:
                 table.update(file.content())
                 if not slot_files.is_whole(store, table.content) or not self._are_current(limits):
+                    return []
+                now_ms, empty_us = store.clock.now_ms(), self._empty_us
+                tasks = tasks[: self._may_begin(len(tasks))]
+                if not tasks:
                     return []
                 room = len(tasks) if limits.max_leased is None else limits.max_leased - len(table.taken)
                 found = [each for each in self._found if table.taken.get(each[0]) == each[1]]
@@ -303,8 +369,14 @@ class Limiter:
                     for lease in leases
                     for index in lease.tasks
                 ]
+                begun = len(new)
+                if not limits.counts:
+                    new.clear()
                 mine = [(offset, slot) for slot, offset in zip(new, _places([*changes], table), strict=False)]
                 changes |= {offset: slots.record(slot) for offset, slot in mine}
+                if limits.rate is not None and begun:
+                    left = lease_rates.without(limits.rate, empty_us, now_ms, begun)
+                    changes[lease_rates.RECORD_AT] = lease_rates.record(left)
                 self._put(file, changes)
                 self._mine += mine
                 self._has_leased = bool(leases)

@@ -127,8 +127,12 @@ class IdlePoller:
     def due_s(self, looks_again: bool = True) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet.
 
-        `looks_again`: or in how many seconds to look once more after a notification, if that is less.
+        `looks_again`: or in how many seconds to look once more after a notification, if that is less. While the queue's
+        rate allows no lease, in how many seconds it may: nothing is leased before.
         """
+        held_up_s = self._leaser.held_up_s()
+        if held_up_s < math.inf:
+            return held_up_s
         clock = self._leaser.store.clock
         due_s = (self._leaser.selection.earliest() - clock.now_ms()) / 1000 + 0.002
         return min(due_s, self._again_at - clock.monotonic()) if looks_again else due_s
@@ -162,10 +166,16 @@ def limit_news(stores: Iterable[Store]) -> list[str]:
         if full is None or full == store.noted_full:
             continue
         store.noted_full = full
-        found.append(
-            f"As many tasks of {store.path} are leased as its limits allow ({full}), by all workers together. The next "
-            "one is leased when a place is free."
-        )
+        if full.rate is None:
+            found.append(
+                f"As many tasks of {store.path} are leased as its limits allow ({full}), by all workers together. The "
+                "next one is leased when a place is free."
+            )
+        else:
+            found.append(
+                f"All workers together lease tasks of {store.path} as its limits allow ({full}). The next one is "
+                "leased when it is time."
+            )
     return found
 
 

@@ -79,7 +79,7 @@ def is_whole(store: Store, content: bytes | bytearray) -> bool:
     Not if its maker has died, or if the machine was booted since: a power loss may have taken records that were not
     synced.
     """
-    return content.startswith(slots.header(store.domain))
+    return content.startswith(slots.header(store.domain)[: slots.HEADER_BYTES])
 
 
 @contextmanager
@@ -92,9 +92,9 @@ def locked(store: Store, epoch: str, wait_s: float = WAIT_S) -> Iterator[SlotFil
         yield file
 
 
-def make(store: Store, epoch: str, fields: Collection[str] = ()) -> None:
+def make(store: Store, epoch: str, fields: Collection[str] = (), counts: bool = True) -> None:
     """Make the file whole: with a slot for each lease that is held. Errors as `locked`. `fields`: those of payloads
-    that have a limit.
+    that have a limit. `counts`: whether leases need slots; with a rate alone they do not.
 
     Call it when all processes know of the limits: then none leases without a slot. The header comes last. If the maker
     dies before it, the next one begins anew.
@@ -103,7 +103,7 @@ def make(store: Store, epoch: str, fields: Collection[str] = ()) -> None:
     flags = os.O_RDWR | os.O_CREAT
     fs.close(store.making_generation(lambda: fs.making_room(path, lambda: fs.look(path, flags))))
     # Before the lock, under which no other may be taken. As long as the file is not whole, no lease is added.
-    held = _held(store, fields)
+    held = _held(store, fields) if counts else ()
     with locked(store, epoch) as file:
         content = file.content()
         if is_whole(store, content):

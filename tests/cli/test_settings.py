@@ -139,6 +139,30 @@ def test_a_limit_that_is_reached_is_shown_wherever_one_looks(fsqueue_cli: Run, q
     assert "limited" not in fsqueue_cli("status", queue.path).stdout
 
 
+def test_a_rate_is_set_and_shown_wherever_one_looks(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    assert "rate             3/h\n" in fsqueue_cli("set", queue.path, "rate=3.0/h").stdout
+    assert len(queue.lease(4)) == 1
+    line = "rate=3/h allows no more leases in that time: 3 wait"
+    for options in ((), ("--fast",)):
+        assert f"limited     {line}\n" in fsqueue_cli("status", queue.path, *options).stdout
+    assert json.loads(fsqueue_cli("status", queue.path, "--json").stdout)["lease_rate"] == "3/h"
+    assert f"{queue.path}: {line}" in fsqueue_cli("wait", queue.path, "--timeout", "0.1", code=124).stderr
+    assert "it is not time for the next task" in fsqueue_cli("lease", queue.path, code=3).stderr
+    refused = fsqueue_cli("set", queue.path, "rate=fast", code=2).stderr
+    assert "rate must be a number of leases per second, minute or hour, as '5/s'" in refused
+    assert "rate             none\n" in fsqueue_cli("set", queue.path, "rate=none").stdout
+    assert len(fsqueue_cli("lease", queue.path, "-n", "4").stdout.splitlines()) == 3
+
+
+def test_a_worker_waits_until_it_is_time_and_says_so_once(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(6))
+    queue.change_settings(rate="4/s")
+    done = fsqueue_cli("run", queue.path, "-j", "3", "--", "true")
+    assert done.stderr.count(f"lease tasks of {queue.path} as its limits allow (rate=4/s)") == 1
+    assert queue.status().completed == 6
+
+
 def test_limits_by_fields_are_named_where_tasks_wait(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many([{"host": 1}] * 3)
     queue.change_settings(limit={"host": 1})

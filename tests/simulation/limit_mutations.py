@@ -146,6 +146,24 @@ MUTATIONS = [
         (("Leaser._choose_with_room", "if kept: ...", "pass"),),
     ),
     Mutation(
+        "a rate is not asked under the lock of the slots",
+        "two workers that have seen the last token both lease",
+        "rated-calm",
+        (("Limiter.take", "tasks = tasks[: self._may_begin(len(tasks))]", "pass"),),
+    ),
+    Mutation(
+        "a lease takes no token",
+        "tasks are leased as fast as workers can",
+        "rated",
+        (("Limiter.take", "if limits.rate is not None and begun: ...", "pass"),),
+    ),
+    Mutation(
+        "tokens are kept for ever",
+        "after a quiet hour all of its tasks are leased at once",
+        "rated-calm",
+        (("bucket_size", "return ...", "return 1e9"),),
+    ),
+    Mutation(
         "a task that is not chosen among others is forgotten, if its lease has run out",
         "tasks of other batches are leased before it",
         "fields-order",

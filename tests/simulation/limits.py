@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from fsqueue.format.layout import QueueState, Settings, limits_of, limits_record, read_queue_state
+from fsqueue.format.layout import QueueState, Settings, lease_rate, limits_of, limits_record, read_queue_state
 from tests.simulation.disk import File
 from tests.simulation.handles import Host
 from tests.simulation.history import DONE, Actor, Call, original
@@ -29,7 +29,7 @@ FIELD = "host"
 
 def is_limited(story: Story) -> bool:
     """Whether there are limits in a story, or may be."""
-    limited = story.settings.max_leased is not None or bool(story.settings.limit)
+    limited = limits_of(story.settings, EPOCH) is not None
     return limited or not story.scenario.actions.keys().isdisjoint(ACTS)
 
 
@@ -121,6 +121,7 @@ def too_many(story: Story, call: Call) -> Iterator[str]:
     is_handed_out = call.begin == call.end  # without a call of the system: it was leased ahead by an earlier one
     if not is_limited(story) or call.outcome != DONE or not call.result or is_handed_out:
         return
+    yield from _too_fast(story, call)
     allowed, now_held = _allowed(story, call.began, lambda settings: settings.max_leased), held(story)
     if len(now_held) > allowed:
         yield f"{call}: {len(now_held)} tasks are leased, and {allowed} may be: {sorted(now_held)}"
@@ -135,6 +136,24 @@ def too_many(story: Story, call: Call) -> Iterator[str]:
         for value, number in counts.items():
             if number > allowed and value in given:
                 yield f"{call}: {number} tasks of value {value} are leased, and {allowed} may be: {sorted(now_held)}"
+
+
+def _too_fast(story: Story, call: Call) -> Iterator[str]:
+    """What is wrong if more tasks were leased since the begin of an earlier call than the rate allows in that time.
+
+    A power loss may take what was written of the rate: then one token is there that was taken.
+    """
+    if story.settings.rate is None:
+        return
+    rate = lease_rate(story.settings.rate)
+    leased = len(call.result) if isinstance(call.result, list) else 1
+    story.begun.append((call.began, leased))
+    now, since, began = story.world.now, 0, math.inf
+    for one, number in reversed(story.begun):
+        since, began = since + number, min(began, one)
+        most = 1 + rate.per_s * (now - began + 1) + (1 if story.power_lost else 0)
+        if since > most + 0.01:
+            yield f"{call}: {since} tasks were leased in {now - began:.3f} s, and {most:.2f} may be"
 
 
 def soon_after_power(story: Story) -> Iterator[str]:

@@ -110,6 +110,7 @@ LIMITED = {
 """Leases above all, of which few are allowed at a time."""
 AT_MOST: dict[str, object] = {"max_leased": 2}
 OF_FIELD: dict[str, object] = {"limit": {limits.FIELD: 1}}
+AT_RATE: dict[str, object] = {"rate": "30/m"}
 BY_FIELD: Any = (("format.slots:digests", limits.digests),)
 """Payloads of stories are text, and have no fields: a number in them stands for the value."""
 
@@ -181,6 +182,11 @@ SCENARIOS = {
         Scenario("limited-power-nfs", actions=LIMITED, faults=("power", "kill"), lossy=True, settings=AT_MOST, tasks_before=8),
         Scenario("limited-set", shared=False, hosts=1, actions=LIMITED | {"set_limit": 3.0}, faults=("kill", "kill", "error"), tasks_before=8),
         Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
+        Scenario("rated", shared=False, hosts=1, actions=LIMITED, faults=("kill", "kill", "delay", "error", "after"), settings=AT_RATE, tasks_before=8),
+        Scenario("rated-calm", shared=False, hosts=1, actions=LIMITED, settings=AT_RATE, tasks_before=8, workers=4),
+        Scenario("rated-nfs", actions=LIMITED, faults=("kill", "cut", "cut", "reply", "delay", "stop", "host"), stale=0.4, stale_listings=0.3, settings=AT_RATE, tasks_before=8),
+        Scenario("rated-held", shared=False, hosts=1, actions=LIMITED, faults=("kill", "delay", "error"), limits=BY_FIELD, settings=AT_RATE | AT_MOST | OF_FIELD, tasks_before=8),
+        Scenario("rated-power", shared=False, hosts=1, actions=LIMITED, faults=("power", "kill"), lossy=True, settings=AT_RATE, tasks_before=8),
         Scenario("fields", shared=False, hosts=1, actions=LIMITED, faults=("kill", "kill", "delay", "error", "after"), limits=BY_FIELD, settings=OF_FIELD, tasks_before=8),
         Scenario("fields-calm", shared=False, hosts=1, actions=LIMITED, limits=BY_FIELD, settings=OF_FIELD, tasks_before=8, workers=4),
         Scenario("fields-nfs", actions=LIMITED, faults=("kill", "cut", "cut", "reply", "delay", "stop", "host"), stale=0.4, stale_listings=0.3, limits=BY_FIELD, settings=OF_FIELD, tasks_before=8),

@@ -115,6 +115,8 @@ class Story:
         self.staged = commit_acts.Staged()
         self.updates = update_acts.Updates()
         self.serial = 0
+        self.begun: list[tuple[float, int]] = []
+        """When each call began that has leased, in a story with a rate, and how many tasks it has leased."""
         self.settings = self._settings()
         self._make_queue()
         for number in range(scenario.hosts):
