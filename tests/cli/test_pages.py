@@ -6,7 +6,9 @@ README's section *Install* is typed by tests/house/test_packaging.py.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import sys
@@ -26,12 +28,14 @@ from fsqueue.filesystem import Mount
 from fsqueue.format import replay
 from fsqueue.functions import parts_of
 from fsqueue.storage.nodes import NodeFailures
+from tests.cli import running_slurm
 from tests.cli.conftest import Run, Spawn
 from tests.filequeues import Files
 from tests.gateways import gateways
 from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
 from tests.support import needs_root
+from tests.waiting import until
 
 TUTORIALS = sorted(f"docs/tutorials/{path.name}" for path in (TOP / "docs/tutorials").glob("*.md"))
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md")), *TUTORIALS]
@@ -73,6 +77,14 @@ print(json.load(sys.stdin)["name"])
 TILES = [{"tile": n, "zoom": 2} for n in range(5)]
 
 
+SOLVE = """#!/bin/sh
+[ $1 -le 20 ] || flock --shared ${0%/*}/held true
+[ $(($1 % 10)) -ne 7 ] || exit 137
+echo "{}" >$FSQUEUE_RESULT
+"""
+"""Half of the runs last until the page goes on; a tenth has too little memory."""
+
+
 def some_done(typed: Typed, block: Block) -> None:
     """docs/status.md looks at a queue that is worked off."""
     if not (typed.home / "scratch/tiles").exists():
@@ -109,6 +121,18 @@ def a_filequeue(typed: Typed, block: Block) -> None:
         files = Files(typed.home / "old")
         for n in range(3):
             files.add([["downsampling", "downsample"], [[n, n, n]], {"mip": 2}, -1])
+
+
+def a_slurm_that_runs(typed: Typed, block: Block) -> None:
+    """docs/weeks.md submits jobs, which are executed here."""
+    for name, text in running_slurm.commands(f"{typed.home}/jobs").items():
+        if not (typed.home / name).exists():
+            typed.file(name, text)
+    if "held" not in typed.names:
+        typed.names["held"] = os.open(typed.home / "held", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(typed.names["held"], fcntl.LOCK_EX)
+    if block.code.startswith("fsqueue resume"):
+        os.close(typed.names["held"])
 
 
 def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
@@ -217,6 +241,15 @@ PLANS = {
             "By hand": "tests/cli/test_taskstore.py",
         },
     ),
+    "docs/weeks.md": Plan(
+        files={
+            "solve": SOLVE,
+            "solver.py": "def solve(run):\n    return {}\n",
+            "project/.there": "",
+        },
+        instead={"/project/me": "project"},
+        before=a_slurm_that_runs,
+    ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
         files={
@@ -266,6 +299,8 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         factored = [int(line.partition(":")[0]) for line in (tmp_path / "factors").read_text().splitlines()]
         assert sorted(factored) == [*range(1, 21)]
         assert Queue(tmp_path / "scratch/tiles").status().dead == 0
+    if page == "docs/weeks.md":
+        until(lambda: running_slurm.have_ended(tmp_path / "jobs"), "the end of all jobs")
     if page == "docs/functions.md":
         queue = Queue(tmp_path / "scratch/tiles")
         assert (queue.status().completed, queue.status().delayed) == (1_003, 0)
