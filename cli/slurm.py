@@ -223,7 +223,7 @@ def slurm(
     has one, too. No more than --max-jobs run at once. A successor that finds the queues drained or paused ends at once,
     and the campaign is over. It is also over when no task fits the time limit. 'fsqueue slurm --stop Q' ends it, where
     Q is the first of its queues: jobs that wait are cancelled, those that run finish the tasks at work. Failed jobs do
-    not end it. docs/hpc.md tells more.
+    not end it. docs/slurm.md tells more.
 
     \b
     Exit codes:

@@ -55,7 +55,7 @@ def test_the_most_urgent_of_all_come_first(three: list[Queue], clock: ManualCloc
 
 
 def test_queues_on_several_filesystems(tmp_path: Path) -> None:
-    """What docs/groups.md, "Several file servers", promises."""
+    """What docs/several-servers.md, "Several file servers", promises."""
     with small_disk(tmp_path / "one", 4, 500) as one, small_disk(tmp_path / "two", 4, 500, "ext4") as two:
         assert os.stat(one).st_dev != os.stat(two).st_dev
         queues = [Queue.create(one / "q"), Queue.create(two / "q")]

@@ -1,6 +1,6 @@
 """Recognise the job of a scheduler other than Slurm by the environment: its id, its index, and when it ends.
 
-Nothing here asks a scheduler. docs/hpc.md, "PBS, LSF, SGE, HTCondor", says which variables each one sets.
+Nothing here asks a scheduler. docs/schedulers.md, "PBS, LSF, SGE, HTCondor", says which variables each one sets.
 """
 
 from __future__ import annotations

@@ -220,7 +220,8 @@ class GroupQueues(Selected):
         `holder`: see `Queue.lease`.
 
         The first [] in a thread comes after a full look at each queue. Later ones cost little: they look at queues in
-        which a process has rung. A bell whose write was lost is found within ten minutes (docs/groups.md, "Leasing").
+        which a process has rung. A bell whose write was lost is found within ten minutes (docs/group-cost.md,
+        "Leasing").
         """
         whole("n", n)
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
@@ -382,7 +383,7 @@ class Group(GroupQueues):
                 update.complete(task)
                 update.insert("parse", page)
 
-        It is applied at the end of the block. docs/groups.md tells more ("Updates").
+        It is applied at the end of the block. docs/updates.md tells more.
         """
         return update.Update(self)
 

@@ -1,4 +1,6 @@
-"""The queues that a lessee of groups has open: those that may have tasks, a bounded number (docs/groups.md, "Leasing").
+"""The queues that a lessee of groups has open: those that may have tasks, a bounded number.
+
+docs/group-cost.md, "Leasing", says when it finds which task.
 
 A group may have 100,000 queues. A lessee cannot have all of them open, nor may it ask about each of them all the time
 while there is nothing to do. So it opens those that may have tasks, and learns of others in three ways: the time of the

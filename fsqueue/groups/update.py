@@ -1,4 +1,4 @@
-"""Changes to tasks of several queues of one group, all or nothing (docs/groups.md, "Updates")."""
+"""Changes to tasks of several queues of one group, all or nothing (docs/updates.md, "Updates")."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def queue_path(path: object) -> str:
             raise InvalidArgument(
                 f"{path!r} is the address of a gateway, and a directory is needed here. Nothing was done. Give the "
                 "queue's path, on a host that has mounted the filesystem. fsqueue.connect takes addresses, and so do "
-                "most commands (docs/groups.md lists them)."
+                "most commands (docs/targets.md lists them)."
             )
         raise InvalidArgument(
             f"{path!r} is a URL ({scheme}:), and a queue is a directory of a mounted filesystem. Nothing was done. "

@@ -1,4 +1,4 @@
-"""Divide the GPUs that this process may use among the processes of a worker (docs/hpc.md, "GPUs").
+"""Divide the GPUs that this process may use among the processes of a worker (docs/gpus.md, "GPUs").
 
 The environment says which GPUs these are: `CUDA_VISIBLE_DEVICES` or one of the other variables below, as a scheduler or
 the user set it. If none is set, NVIDIA's own tool is asked. Nothing opens a device.

@@ -90,7 +90,7 @@ PLACES = [
     for place, is_taken in zip(("queue", *TABLE["ls"]._fields), (True, *TABLE[command.split(" --")[0]]), strict=True)
     if is_taken
 ]
-"""Each command that has conditions, with all that docs/groups.md says it takes in place of a queue."""
+"""Each command that has conditions, with all that docs/targets.md says it takes in place of a queue."""
 
 
 class Home(NamedTuple):

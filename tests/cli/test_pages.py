@@ -1,6 +1,7 @@
 """README.md and the pages of docs/, typed as they stand there: tests/pages.py says how.
 
-Those on Spark, Slurm and NFS are left out. `docs/hpc.md` is typed on a real Slurm, by tests/lab/test_hpc_guide.py.
+Those on Spark, Slurm and NFS are left out. `docs/hpc.md` and the pages that go on from it are typed on a real Slurm, by
+tests/lab/test_hpc_guide.py, and the scripts for other schedulers are run by tests/cluster/test_schedulers.py.
 README's section *Install* is typed by tests/house/test_packaging.py.
 """
 
@@ -113,6 +114,21 @@ def a_queue_and_a_group(typed: Typed, block: Block) -> None:
     """docs/metrics.md writes figures of both."""
     Queue.create(typed.home / "scratch/tiles", exist_ok=True).insert(1)
     fsqueue.Group.create(typed.home / "scratch/crawl")["fetch"].insert(1)
+
+
+def a_crawl(typed: Typed, block: Block) -> None:
+    """docs/targets.md pauses queues of a group, and empties two of them."""
+    if not (typed.home / "scratch/crawl").exists():
+        group = fsqueue.Group.create(typed.home / "scratch/crawl")
+        for name in ("google.com#fetch", "parse", "store"):
+            group[name].insert(1)
+
+
+def a_group(typed: Typed, block: Block) -> None:
+    """docs/updates.md: `group` in its text."""
+    if "group" not in typed.names:
+        typed.names["group"] = fsqueue.Group.create(typed.home / "scratch/crawl")
+        typed.names["group"]["fetch"].insert("http://a.org")
 
 
 def a_filequeue(typed: Typed, block: Block) -> None:
@@ -252,12 +268,15 @@ PLANS = {
     ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
-        files={
-            "fetch": '#!/bin/sh\n[ "$1" = 1 ]\n',
-            "render": "#!/bin/sh\n",
-            "scratch1/.there": "",
-            "scratch2/.there": "",
-        },
+        files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},
+        instead={'"crawler:parse"': '"json:dumps"'},
+        names={"fsqueue": fsqueue, "fetch": lambda payload: "a page"},
+        elsewhere={"fsqueue insert /scratch/me/crawl/fetch": "tests/cli/test_groups.py"},
+    ),
+    "docs/targets.md": Plan(before=a_crawl),
+    "docs/updates.md": Plan(names={"fsqueue": fsqueue}, before=a_group),
+    "docs/several-servers.md": Plan(
+        files={"render": "#!/bin/sh\n", "scratch1/.there": "", "scratch2/.there": ""},
         instead={
             '"crawler:parse"': '"json:dumps"',
             "/scratch1/me": "scratch1",
@@ -265,11 +284,14 @@ PLANS = {
             "seq 1 500": "seq 1 5",
             "seq 501 1000": "seq 501 505",
         },
-        names={"fsqueue": fsqueue, "fetch": lambda payload: "a page"},
-        elsewhere={"fsqueue insert /scratch/me/crawl/fetch": "tests/cli/test_groups.py"},
     ),
 }
-NOT_TYPED = {"docs/hpc.md": "tests/lab/test_hpc_guide.py", "docs/spark.md": "examples are those of tests/spark"}
+ON_SLURM = ("hpc", "where", "slurm", "resubmit", "dead-nodes", "after", "command-results", "purged-scratch")
+NOT_TYPED = {
+    **{f"docs/{page}.md": "tests/lab/test_hpc_guide.py" for page in ON_SLURM},
+    "docs/schedulers.md": "tests/cluster/test_schedulers.py",
+    "docs/spark.md": "examples are those of tests/spark",
+}
 
 
 def typed_page(page: str, home: Path) -> Typed:

@@ -1,4 +1,4 @@
-"""What each command takes in place of a queue: docs/groups.md has a table of it, and each line of it is tried here.
+"""What each command takes in place of a queue: docs/targets.md has a table of it, and each line of it is tried here.
 
 A new command must take its place in that table, or a test fails.
 """
@@ -31,7 +31,7 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.once
 
 NO_QUEUE = {"create", "map", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm"}
-"""What makes a queue, takes none, or takes one place and says itself which (docs/serve.md, doctor.md, hpc.md)."""
+"""What makes a queue, takes none, or takes one place and says itself which (docs/serve.md, doctor.md, slurm.md)."""
 
 
 def commands() -> Iterator[str]:
@@ -55,7 +55,7 @@ class Takes(NamedTuple):
 
 def table() -> dict[str, Takes]:
     """Return what the page says of each command."""
-    page = (TOP / "docs" / "groups.md").read_text(encoding="utf-8").partition("## What a command takes")[2]
+    page = (TOP / "docs" / "targets.md").read_text(encoding="utf-8").partition("## What a command takes")[2]
     found: dict[str, Takes] = {}
     for line in page.partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

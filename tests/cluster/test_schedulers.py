@@ -1,4 +1,4 @@
-"""Which job the environment tells of, outside of Slurm; and the scripts of docs/hpc.md, run with those variables."""
+"""Which job the environment tells of, outside of Slurm; and docs/schedulers.md's scripts, run with those variables."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_signals_that_reach_the_commands_too_explain_their_failures(
 
 # -- the guide -------------------------------------------------------------------------------------------
 
-PAGE = blocks(text_of("docs/hpc.md"))
+PAGE = blocks(text_of("docs/schedulers.md"))
 SCRIPTS = [block for block in PAGE if block.section == "PBS, LSF, SGE, HTCondor" and block.language == "bash"]
 ENVIRONMENTS = {"#PBS": PBS, "#BSUB": LSF, "#$": SGE, "": CONDOR}
 

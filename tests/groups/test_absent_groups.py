@@ -359,14 +359,14 @@ def test_a_filesystem_that_is_unmounted_under_a_producer(tmp_path: Path) -> None
             run("umount", "--lazy", str(kept))
 
 
-# -- several roots: docs/groups.md, "Several file servers" -------------------------------------------------------
+# -- several roots: docs/several-servers.md, "Several file servers" ---------------------------------------------
 
 
 def test_the_recipe_of_several_roots_names_the_one_that_is_away(tmp_path: Path) -> None:
     roots = [tmp_path / "scratch1", tmp_path / "scratch2"]
     for root in roots:
         Group.create(root / "me" / "crawl", lease_s=300)
-    page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "several-servers.md").read_text()
     found = re.search(r"## Several file servers.*?```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
     opening = found[1].replace("/scratch", f"{tmp_path}/scratch").partition('\n\n\ngroup_of("europe")')[0]

@@ -54,7 +54,7 @@ def test_figures_that_are_older_than_so_many_commits_are_listed(tmp_path: Path) 
 def test_pages_name_the_commit_of_their_figures_in_the_form_that_is_found() -> None:
     """What a reader would look for, and the script would pass by: a commit in other words."""
     found = {where.partition(":")[0] for where, _ in old_figures.figures(TOP)}
-    wanted = {"docs/benchmarks.md", "docs/benchmarks-order.md", "docs/growth.md", "docs/hpc.md", "docs/groups.md"}
+    wanted = {"docs/benchmarks.md", "docs/benchmarks-order.md", "docs/growth.md", "docs/where.md", "docs/group-cost.md"}
     assert found >= wanted
     for page in sorted((TOP / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/hpc.md says of each kind of file of the format what happens if a purge takes it."""
+"""docs/purged-scratch.md says of each kind of file of the format what happens if a purge takes it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_table_of_what_vanishes_has_a_row_for_each_kind_of_file() -> None:
     trees = re.findall(r"```(?:text)?\n((?:QUEUE|GROUP)/\n.*?)```", (TOP / "docs/format.md").read_text(), re.DOTALL)
     assert len(trees) == 2
     kinds = {path for tree in trees for path in leaves(tree)} - SAME
-    page = (TOP / "docs/hpc.md").read_text()
-    table = page[page.index("## Files that vanish") : page.index("## Clean up")]
+    page = (TOP / "docs/purged-scratch.md").read_text()
+    table = page[page.index("## Files that vanish") :]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert sorted(named) == sorted(kinds)
@@ -47,5 +47,5 @@ def test_the_table_of_what_vanishes_has_a_row_for_each_kind_of_file() -> None:
 
 @pytest.mark.parametrize("word", ["noatime", 'gc "$Q" --touch', "fsck --repair"])
 def test_the_section_says_what_to_do(word: str) -> None:
-    page = (TOP / "docs/hpc.md").read_text()
-    assert word in page[page.index("## Files that vanish") : page.index("## Clean up")]
+    page = (TOP / "docs/purged-scratch.md").read_text()
+    assert word in page[page.index("## Files that vanish") :]

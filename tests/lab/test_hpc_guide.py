@@ -1,7 +1,7 @@
-"""docs/hpc.md, typed as it stands there, one block after the other, on a real Slurm; what it shows is what comes.
+"""docs/hpc.md and the pages that go on from it, typed as they stand there, on a real Slurm; what they show must come.
 
-The guide takes where to work and how many tasks from SCRATCH and N, and says so: nothing in its blocks is replaced.
-In what it shows the numbers of tasks are.
+The sections of all pages are typed in one session, in the order of `SESSION`. The guide takes where to work and how
+many tasks from SCRATCH and N, and says so: nothing in its blocks is replaced. In what it shows, numbers of tasks are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,11 +20,27 @@ from tests.house.source import TOP
 from tests.lab.guests import LAB, why_not
 from tests.pages import Block, blocks, is_shown, text_of
 
-PAGE = "docs/hpc.md"
-
 TASKS = 400
-OUTSIDE = ("Install",)
-"""The sections that need a package index, which is not within the lab's reach."""
+INSTALL = ("hpc.md", "Install")
+"""It needs a package index, which is not within the lab's reach."""
+SESSION = (
+    ("hpc.md", "Begin"),
+    ("where.md", "Is the mount fit?"),
+    ("hpc.md", "Insert"),
+    ("hpc.md", "Try one"),
+    ("hpc.md", "In jobs"),
+    ("slurm.md", "Options of a job"),
+    ("slurm.md", "A script of your own"),
+    ("resubmit.md", "Jobs for weeks"),
+    ("hpc.md", "What failed"),
+    ("dead-nodes.md", "When jobs end before their tasks"),
+    ("after.md", "What waits for the end"),
+    ("after.md", "Stages"),
+    ("command-results.md", "Results"),
+    ("purged-scratch.md", "Files that vanish"),
+    ("hpc.md", "Clean up"),
+)
+PAGES = tuple(dict.fromkeys(page for page, _ in SESSION))
 
 
 RULES = {"python": r'shell: "(.*)"', "groovy": r'"""(.*?)"""'}
@@ -45,7 +61,30 @@ def on_one_machine(block: Block) -> Block:
     return block._replace(code=meeting.sub(r"\g<0> || [ $? = 124 ]", block.code))
 
 
-BLOCKS = blocks(text_of(PAGE))
+class Shown(NamedTuple):
+    """A block that is typed, where it stands, and what the page shows of its output; None if it shows nothing."""
+
+    page: str
+    block: Block
+    output: Block | None
+
+
+def shown(page: str) -> list[Shown]:
+    """Return the blocks of a page that are typed, in order."""
+    found = blocks(text_of(f"docs/{page}"))
+    after = [*found[1:], None]
+    return [
+        Shown(page, block, other if other is not None and other.language == "text" else None)
+        for block, other in zip(found, after, strict=True)
+        if block.language in ("sh", *RULES)
+    ]
+
+
+EVERY = [one for page in PAGES for one in shown(page)]
+
+
+def of(page: str, section: str) -> list[Shown]:
+    return [one for one in EVERY if (one.page, one.block.section) == (page, section)]
 
 
 def fewer(shown: str) -> str:
@@ -55,13 +94,14 @@ def fewer(shown: str) -> str:
     return shown
 
 
-def session(wanted: list[Block], home: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
+def session(wanted: list[Shown], home: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
     """Type blocks into one shell, each with its output in a file of its own."""
     (home / "scratch").mkdir(exist_ok=True)
     (home / "at").unlink(missing_ok=True)
     lines = ["set -e", f"cd {home}"]
-    for block in wanted:
-        lines.append(f"echo {block.line} >{home}/at\n{{\n{block.code}}} >{home}/{block.line} 2>&1 </dev/null")
+    for page, block, _ in wanted:
+        at = f"{page}.{block.line}"
+        lines.append(f"echo {at} >{home}/at\n{{\n{block.code}}} >{home}/{at} 2>&1 </dev/null")
     script = home / "script.sh"
     script.write_text("\n".join(lines) + "\n")
     venv = Path(sys.executable).parent
@@ -74,7 +114,7 @@ def session(wanted: list[Block], home: Path, *wrapper: str) -> subprocess.Comple
     )
 
 
-def check(ran: subprocess.CompletedProcess[str], wanted: list[Block], home: Path) -> None:
+def check(ran: subprocess.CompletedProcess[str], wanted: list[Shown], home: Path) -> None:
     """Everything went well, and what the guide shows of it is what came."""
     if ran.returncode:
         at = (home / "at").read_text().strip() if (home / "at").exists() else "script.sh"
@@ -82,12 +122,11 @@ def check(ran: subprocess.CompletedProcess[str], wanted: list[Block], home: Path
             f"-- {log.name}\n{log.read_text(errors='replace')[-3000:]}"
             for log in sorted((home / "slurm").glob("*.log"))
         )
-        pytest.fail(f"{PAGE}, line {at}: exit {ran.returncode}\n{(home / at).read_text()}{ran.stderr}\n{logs}")
-    typed = {block.line for block in wanted}
-    for block, after in pairwise(BLOCKS):
-        if after.language == "text" and block.line in typed:
-            output = (home / str(block.line)).read_text().replace(str(home / "scratch"), "/scratch/me")
-            assert is_shown(fewer(after.code), output), f"not what line {after.line} shows:\n{output}"
+        pytest.fail(f"{at} (page and line): exit {ran.returncode}\n{(home / at).read_text()}{ran.stderr}\n{logs}")
+    for page, block, after in wanted:
+        if after is not None:
+            output = (home / f"{page}.{block.line}").read_text().replace(str(home / "scratch"), "/scratch/me")
+            assert is_shown(fewer(after.code), output), f"not what {page}, line {after.line} shows:\n{output}"
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +142,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def test_the_session_types_every_section_that_has_commands() -> None:
+    sections = {(one.page, one.block.section) for one in EVERY}
+    assert sections == {INSTALL, *SESSION}
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_the_guide(home: Path) -> None:
     if lacking := why_not():
         pytest.skip(lacking)
     pytest.importorskip("ensurepip", reason="a virtualenv cannot be made: Debian has python3-venv for it")
-    install = [block for block in BLOCKS if block.language == "sh" and block.section in OUTSIDE]
+    install = of(*INSTALL)
     check(session(install, home), install, home)
 
-    rest = [block for block in BLOCKS if block.language in ("sh", *RULES) and block.section not in OUTSIDE]
-    rest = [on_one_machine(as_typed(block)) for block in rest]
+    rest = [one for section in SESSION for one in of(*section)]
+    rest = [one._replace(block=on_one_machine(as_typed(one.block))) for one in rest]
     logs = home / "slurm"
     logs.mkdir()
     check(session(rest, home, str(LAB / "slurm"), str(logs)), rest, home)
