@@ -161,6 +161,8 @@ def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
         queue.insert({"tile": 9}, key="run-17", delay_s=3600)
 
 
+COMING = {"inputs.txt": "a.txt\nb.txt\n", "process": "#!/bin/sh\n", "bin/sbatch": SBATCH}
+
 PLANS = {
     "README.md": Plan(
         instead={"seq 1 1000": "seq 1 20", "1_000_000": "1_000", "completed=1000000": "completed=1000"},
@@ -211,6 +213,8 @@ PLANS = {
         before_each={"Work": "fsqueue insert Q tasks.jsonl"},
     ),
     "docs/from-parallel.md": Plan(files={"a.log": "one\n", "b c.log": "two\n", "a.txt": "a", "b.txt": "b"}),
+    "docs/from-job-arrays.md": Plan(files=COMING),
+    "docs/from-hyperqueue.md": Plan(files=COMING),
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
     "docs/order.md": Plan(
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
@@ -521,6 +525,8 @@ def known(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 OPTIONS = {name: {word for one in command.params for word in one.opts} | {"--help"} for name, command in known(cli)}
 """The options of each command."""
+OF_JOBS = OPTIONS["run"] | {"--array", "--time", "--partition", "-c"}
+"""What `fsqueue slurm` hands on: to the workers, and to sbatch."""
 SCRIPTS = [path for path in (TOP / "scripts").rglob("*") if path.is_file() and path.suffix in ("", ".py")]
 OF_SCRIPTS = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 
@@ -540,7 +546,8 @@ def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
             for word in words:
                 option = word.partition("=")[0]
                 if re.match(r"-{1,2}[a-z]", word) and (command or f'"{option}"' not in OF_SCRIPTS):
-                    assert option in (OPTIONS[command] if command else every), span
+                    known_here = (OPTIONS[command] if command else every) | (OF_JOBS if command == "slurm" else set())
+                    assert option in known_here, span
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/spark.md"])
