@@ -1,4 +1,4 @@
-"""The view `history` as a stream: tasks, as they finish (docs/spark.md, "Streams").
+"""The view `history` as a stream: tasks, as they finish (docs/spark-write.md, "Streams").
 
 An offset tells how far each file of the history was read. Lines are only ever appended, so a batch that Spark repeats
 has the same rows. What a purge has removed is in no batch any more.

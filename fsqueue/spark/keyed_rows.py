@@ -1,4 +1,4 @@
-"""Writing rows that have keys: one by one, each unless a task with its key lives (docs/spark.md, "Keys").
+"""Writing rows that have keys: one by one, each unless a task with its key lives (docs/spark-write.md, "Keys").
 
 No commit is made: what a Spark task has inserted is in the queue at once, and stays. When Spark repeats that task, the
 keys of what still lives are taken, so nothing of it is inserted again (decision 31).

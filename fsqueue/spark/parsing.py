@@ -1,4 +1,4 @@
-"""Payloads as a column of a type, as Spark's own JSON source parses them (docs/spark.md, "Payloads as fields").
+"""Payloads as a column of a type, as Spark's own JSON source parses them (docs/spark-read.md, "Payloads as fields").
 
 Arrow parses a record batch at once, or `columnar` does where Arrow cannot. If one payload of it does not fit,
 each is converted here by itself, field by field: a value that is not of its field's type makes that field null, and no

@@ -1,4 +1,4 @@
-"""The columns of each view, as Spark's DDL (docs/spark.md, "Views"). Times are UTC; JSON is text."""
+"""The columns of each view, as Spark's DDL (docs/spark-read.md, "Views"). Times are UTC; JSON is text."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TO_JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""docs/spark.md, "Types", in the words of Spark."""
+"""docs/spark-write.md, "Types", in the words of Spark."""
 TIME_POLICY = "spark.sql.legacy.timeParserPolicy"
 """LEGACY has other formats, and a calendar of its own: then the rows are encoded in Python."""
 NO_UTF8 = "\nfsqueue.errors.InvalidTask: A column of texts has a value that is no UTF-8: encode it, as base64(…) does."

@@ -1,4 +1,4 @@
-"""Writing: the executors stage a named commit's parts, the driver publishes it (docs/spark.md, "How a write works").
+"""Writing: executors stage a named commit's parts, the driver publishes it (docs/spark-cost.md, "How a write works").
 
 Whatever happens to Spark's tasks (retries, copies, lost executors), only the parts that reach the driver are published,
 all of them by one link, and nothing else ever is. The tasks of a small part are in its message, and the driver stages

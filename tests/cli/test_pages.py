@@ -291,10 +291,11 @@ PLANS = {
     ),
 }
 ON_SLURM = ("hpc", "where", "slurm", "resubmit", "dead-nodes", "after", "command-results", "purged-scratch")
+ON_SPARK = ("spark", "spark-write", "spark-read", "spark-jobs", "spark-cost")
 NOT_TYPED = {
     **{f"docs/{page}.md": "tests/lab/test_hpc_guide.py" for page in ON_SLURM},
     "docs/schedulers.md": "tests/cluster/test_schedulers.py",
-    "docs/spark.md": "examples are those of tests/spark",
+    **{f"docs/{page}.md": "examples are those of tests/spark" for page in ON_SPARK},
 }
 
 
@@ -550,7 +551,7 @@ def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
                     assert option in known_here, span
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/spark.md"])
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/spark")])
 def test_python_names_that_a_page_names_exist(page: str) -> None:
     roots = {"fsqueue": fsqueue, "Queue": Queue, "q": Queue, "Worker": fsqueue.Worker, "task": fsqueue.LeasedTask}
     for root, names in re.findall(r"`(\w+)\.([\w.]+?)(?:\(.*?)?`", prose(text_of(page))):

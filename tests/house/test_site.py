@@ -33,7 +33,6 @@ LONGER = {
     "order.md": 290,
     "results.md": 330,
     "serve.md": 310,
-    "spark.md": 530,
     "status.md": 290,
     "tables.md": 310,
 }

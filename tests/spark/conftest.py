@@ -183,8 +183,8 @@ def until_reaped(queue: Queue) -> None:
     """Wait until `gc`, a week later by the times of what is staged, leaves nothing in staging.
 
     The driver learns that a task has failed before the task's Python worker does. The worker may make the attempt's
-    directory again after the driver has removed it, and end then. Only `gc` removes that (docs/spark.md, "How a write
-    works").
+    directory again after the driver has removed it, and end then. Only `gc` removes that (docs/spark-cost.md,
+    "How a write works").
     """
 
     def upkeep() -> Upkeep:

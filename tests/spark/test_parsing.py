@@ -52,7 +52,7 @@ ODD = [
 ]
 """What fits few types."""
 OTHERWISE = ("TINYINT", "BINARY")
-"""Types that take some of those in another way than Spark's (docs/spark.md)."""
+"""Types that take some of those in another way than Spark's (docs/spark-read.md)."""
 NAMES = {kind: f"f{number}" for number, kind in enumerate(GOOD)}
 FIELDS = ", ".join(f"{name} {kind}" for kind, name in NAMES.items())
 

@@ -182,7 +182,7 @@ def test_tasks_are_counted_by_the_names_of_their_files(spark: SparkSession, queu
 
 
 def test_spark_does_not_tell_a_data_source_which_columns_it_will_use() -> None:
-    """If this fails, a read can do without the payloads that a query does not use: docs/spark.md, "Less is read"."""
+    """If this fails, a read can do without payloads that a query does not use: docs/spark-read.md, "Less is read"."""
     assert [name for name in dir(DataSourceReader) if "column" in name.lower() or "prune" in name.lower()] == []
 
 

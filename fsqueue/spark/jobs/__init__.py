@@ -1,1 +1,1 @@
-"""Jobs on queues for what outgrows one machine (docs/spark.md, "Jobs"): audit, report, drain, requeue."""
+"""Jobs on queues for what outgrows one machine (docs/spark-jobs.md, "Jobs"): audit, report, drain, requeue."""
