@@ -193,3 +193,17 @@ def test_nothing_tells_a_user_to_install_a_stranger_s_distribution() -> None:
         )
     ]
     assert told == ["README.md: pip install fsqueue"]
+
+
+def test_the_container_is_built_of_what_is_there() -> None:
+    """What the Containerfile copies is in the tree, is not ignored, and is all that a wheel is built of."""
+    lines = (TOP / "Containerfile").read_text().splitlines()
+    copied = [word for line in lines if re.match("COPY (?!--from)", line) for word in line.split()[1:-1]]
+    assert [name for name in copied if not (TOP / name).exists()] == []
+    admitted = {line[1:] for line in (TOP / ".containerignore").read_text().splitlines() if line.startswith("!")}
+    assert admitted == set(copied)
+    assert {"setup.cfg", "pyproject.toml", "MANIFEST.in", "LICENSE", "fsqueue", "cli", "docs"} <= set(copied)
+    setup = configparser.ConfigParser()
+    setup.read(TOP / "setup.cfg")
+    [extras] = re.findall(r"\$wheel\[([\w,]+)\]", "\n".join(lines))
+    assert set(extras.split(",")) <= set(setup["options.extras_require"])
