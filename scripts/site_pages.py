@@ -47,6 +47,14 @@ SEARCH_ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
 BOOST = {"decisions/*": 0.2, "changelog.md": 0.2, "design.md": 0.4, "format.md": 0.4, "testing.md": 0.4, "pei.md": 0.4}
 """The search shows these after pages for users."""
 
+EXPLAINED = (
+    "attempt", "backoff", "batch", "dead letter", "drained", "durability", "fencing", "gateway", "generation",
+    "history", "lease", "payload", "priority", "shard", "token",
+)  # fmt: skip
+"""Words of the glossary that a reader may not know. Each leads there from where it stands first on a user's page."""
+UNTOUCHED = re.compile(r"(`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<[^>]*>|https?://\S+)")
+"""What is no prose within a line: code, links, tags."""
+
 PYTHON: Mapping[str, tuple[str, ...]] = {
     "Queues": ("Queue", "GroupQueue", "RemoteQueue", "Poll", "AsyncPoll", "Commit", "CommitPart", "CommitReport"),
     "Groups": (
@@ -249,6 +257,38 @@ def linked(markdown: str, name: str, called: Mapping[str, str] = MappingProxyTyp
     return "\n".join(lines) + "\n", outside
 
 
+def explained(markdown: str) -> str:
+    """Return a page on which each of EXPLAINED, where it stands first in a sentence, leads to the glossary."""
+    left = {word: re.compile(rf"\b({word}s?|{word[:-1]}ies|{word}es)\b", re.IGNORECASE) for word in EXPLAINED}
+    lines, is_code = [], False
+    for line in markdown.splitlines():
+        if FENCE.match(line):
+            is_code = not is_code
+        elif not is_code and not line.startswith(("#", "|", "    ")):
+            parts = UNTOUCHED.split(line)
+            for number in range(0, len(parts), 2):
+                for word in [word for word, pattern in left.items() if pattern.search(parts[number])]:
+                    if "](" not in parts[number]:  # one link in a piece of a line: a word of a link is left alone
+                        pattern = left.pop(word)
+                        parts[number] = pattern.sub(rf"[\1](glossary.md#{slug(word)})", parts[number], count=1)
+            line = "".join(parts)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def anchored(markdown: str) -> str:
+    """Return the glossary with an anchor at each word."""
+    row = re.compile(r"^\| (?!word |-)([^|]+?) \|", re.MULTILINE)
+    return row.sub(lambda found: f'| <a id="{slug(found[1].partition(",")[0])}"></a>{found[1]} |', markdown)
+
+
+def users_pages(nav: Any) -> set[str]:
+    """Return the pages of the first two parts, and the first page."""
+    return {name for part in nav for title in part if title in ("Tutorials", "How to") for name, _ in titles(part)} | {
+        "index.md"
+    }
+
+
 # -- hooks of MkDocs ------------------------------------------------------------------------------------------
 
 
@@ -283,7 +323,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     boost = next((boost for pattern, boost in BOOST.items() if fnmatch.fnmatch(name, pattern)), 1)
     page.meta.setdefault("search", {"boost": boost})
-    return markdown if name.startswith("reference/") else linked(markdown, name, dict(titles(config.nav)))[0]
+    if name.startswith("reference/"):
+        return markdown
+    if name == "glossary.md":
+        markdown = anchored(markdown)
+    text = linked(markdown, name, dict(titles(config.nav)))[0]
+    if name not in users_pages(config.nav):
+        return text
+    return explained(text).replace("](glossary.md#", f"]({'../' * name.count('/')}glossary.md#")
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

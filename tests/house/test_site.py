@@ -165,6 +165,20 @@ def test_links_that_lead_out_of_docs_are_turned() -> None:
     assert HOOKS.linked("```\n[a](../README.md)\n```\n", "serve.md")[0] == "```\n[a](../README.md)\n```\n"
 
 
+def test_words_lead_to_the_glossary_from_where_they_stand_first() -> None:
+    text = HOOKS.explained(
+        "# A lease\n\nTwo leases of `lease` [a lease](x.md).\n\n```sh\nbatch\n```\nBatches; a lease.\n"
+    )
+    assert text == (
+        "# A lease\n\nTwo [leases](glossary.md#lease) of `lease` [a lease](x.md).\n\n```sh\nbatch\n```\n"
+        "[Batches](glossary.md#batch); a lease.\n"
+    )
+    ids = set(re.findall(r'<a id="([\w-]+)"></a>', HOOKS.anchored(text_of("docs/glossary.md"))))
+    assert {HOOKS.slug(word) for word in HOOKS.EXPLAINED} <= ids
+    assert "hpc.md" in HOOKS.users_pages(CONFIG["nav"])
+    assert "design.md" not in HOOKS.users_pages(CONFIG["nav"])
+
+
 # -- the site itself --------------------------------------------------------------------------------------
 
 
