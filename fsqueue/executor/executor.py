@@ -1,4 +1,4 @@
-"""`fsqueue.Executor`: the interface of PEP 3148, with a queue in the place of a pool (docs/functions.md)."""
+"""`fsqueue.Executor`: the interface of PEP 3148, with a queue in the place of a pool (docs/executor.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Executor(concurrent.futures.Executor):
     """Execute calls of functions as tasks of a queue, by workers on any host. Its futures are `concurrent.futures`'s.
 
-    ``with fsqueue.Executor(path, workers=4) as ex: list(ex.map(f, items))``. docs/functions.md has what differs from
+    ``with fsqueue.Executor(path, workers=4) as ex: list(ex.map(f, items))``. docs/executor.md has what differs from
     the executors of Python.
 
     queue: a queue, also of a group or at a gateway, or the path of one. It keeps a history.

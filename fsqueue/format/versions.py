@@ -1,4 +1,4 @@
-"""Versions: tasks whose payloads have the same value in a field (docs/tables.md, "Only what is new or changed").
+"""Versions: tasks whose payloads have the same value in a field (docs/new-rows.md, "Only what is new or changed").
 
 Pure: no input or output. A version that `insert_many(new_by=FIELD)` has inserted has a key that tells its content.
 """

@@ -161,6 +161,8 @@ def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
         queue.insert({"tile": 9}, key="run-17", delay_s=3600)
 
 
+TILES_PY = "import fsqueue\n\n\n@fsqueue.task\ndef render(tile, zoom=1):\n    return {'pixels': 256 * zoom}\n"
+"""As in docs/functions.md."""
 COMING = {"inputs.txt": "a.txt\nb.txt\n", "process": "#!/bin/sh\n", "bin/sbatch": SBATCH}
 
 PLANS = {
@@ -218,8 +220,9 @@ PLANS = {
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
     "docs/order.md": Plan(
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
-        files={"scans.jsonl": '{"scan": 7}\n{"scan": "7"}\n{}\n'},
     ),
+    "docs/executor.md": Plan(files={"tiles.py": TILES_PY}),
+    "docs/keys.md": Plan(files={"scans.jsonl": '{"scan": 7}\n{"scan": "7"}\n{}\n'}),
     "docs/package.md": Plan(instead={"seq 1 1000": "seq 1 20", "range(1000)": "range(20)"}, names={"render": int}),
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
@@ -249,10 +252,9 @@ PLANS = {
             "In Python": "tests/client/test_remote_queue.py",
             "Workers": "tests/service/test_worker.py",
             "Commands at an address": "below",
-            "In any language": "tests/service/test_asking.py",
-            "Behind a proxy": "tests/service/test_page_in_browser.py",  # with a proxy of its own
         },
     ),
+    "docs/proxy.md": Plan(elsewhere={"Behind a proxy": "tests/service/test_page_in_browser.py"}),  # with one of its own
     "docs/from-task-queue.md": Plan(before=a_filequeue),
     "docs/taskstore.md": Plan(
         elsewhere={
@@ -295,6 +297,7 @@ ON_SPARK = ("spark", "spark-write", "spark-read", "spark-jobs", "spark-cost")
 NOT_TYPED = {
     **{f"docs/{page}.md": "tests/lab/test_hpc_guide.py" for page in ON_SLURM},
     "docs/schedulers.md": "tests/cluster/test_schedulers.py",
+    "docs/http.md": "tests/service/test_asking.py",
     **{f"docs/{page}.md": "examples are those of tests/spark" for page in ON_SPARK},
 }
 

@@ -468,7 +468,7 @@ def test_a_child_that_was_forked_while_its_parent_waits_for_an_answer_takes_noth
 
 
 def test_a_type_that_is_no_class_becomes_the_one_that_the_page_says() -> None:
-    page = (TOP / "docs" / "serve.md").read_text(encoding="utf-8")
+    page = (TOP / "docs" / "http.md").read_text(encoding="utf-8")
     found = re.search(r"Some types are no\sclasses: (.*?)\. The\sclient", page, re.DOTALL)
     assert found is not None
     told = set(re.findall(r"`(\w+)`", found[1]))

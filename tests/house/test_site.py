@@ -28,15 +28,6 @@ pytestmark = pytest.mark.once
 
 LINES_MAX = 250
 """Of a tutorial or a how-to page: what a reader can look over for the answer to one question."""
-LONGER = {
-    "functions.md": 300,
-    "order.md": 290,
-    "results.md": 330,
-    "serve.md": 310,
-    "status.md": 290,
-    "tables.md": 310,
-}
-"""Pages that are still to be split, and how long they may be until then."""
 PARTS = ("Tutorials", "How to", "Reference", "Explanation")
 
 
@@ -84,12 +75,7 @@ def test_each_page_is_in_one_part_of_the_navigation() -> None:
 @pytest.mark.parametrize("page", [*of("Tutorials"), *of("How to")])
 def test_a_page_for_users_is_short(page: str) -> None:
     lines = len(text_of(f"docs/{page}").splitlines())
-    assert lines <= LONGER.get(page, LINES_MAX), f"docs/{page} has {lines} lines: split it by question"
-    assert page not in LONGER or lines > LINES_MAX, f"docs/{page} is short now: take it out of LONGER"
-
-
-def test_how_to_pages_that_are_longer_are_there() -> None:
-    assert set(LONGER) <= {*of("Tutorials"), *of("How to")}
+    assert lines <= LINES_MAX, f"docs/{page} has {lines} lines: split it by question"
 
 
 def test_the_reference_has_each_public_name_once() -> None:

@@ -395,7 +395,7 @@ def test_what_a_look_costs_at_a_thousand_tasks_is_what_the_page_says(
         "`q.status(exact=False)`, as with `--fast`": lambda q: q.status(exact=False),
         "`q.activity()`, if 30 tasks or more have finished within the last minute": Queue.activity,
     }
-    rows = [line.split("|")[1:-1] for line in text_of("docs/status.md").splitlines() if line.startswith("| `q.")]
+    rows = [line.split("|")[1:-1] for line in text_of("docs/status-cost.md").splitlines() if line.startswith("| `q.")]
     said = {row[0].strip(): int(row[3]) for row in rows}
     assert said.keys() == looks.keys()
     for row, look in looks.items():
