@@ -1,4 +1,4 @@
-"""barrier: begin the next stage once queues of a group are drained (docs/groups.md, "Barriers")."""
+"""barrier: begin the next stage once queues of a group are drained (docs/barriers.md)."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ UNTOUCHED = re.compile(r"(`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<[^>]*>|https?://\S+)")
 PYTHON: Mapping[str, tuple[str, ...]] = {
     "Queues": ("Queue", "GroupQueue", "RemoteQueue", "Poll", "AsyncPoll", "Commit", "CommitPart", "CommitReport"),
     "Groups": (
-        "Group", "GroupQueues", "GroupStatus", "RemoteGroup", "Update", "TaskNumbers", "NewNumber", "NumberedInfo",
-        "Flow", "Lineage", "Relative",
+        "Barrier", "Group", "GroupQueues", "GroupStatus", "RemoteGroup", "Update", "TaskNumbers", "NewNumber",
+        "NumberedInfo", "Flow", "Lineage", "Relative",
     ),
     "Tasks": (
         "Task", "LeasedTask", "TaskInfo", "TaskRef", "Result", "Movement", "DeadLetter", "State", "Timeline", "Then",

@@ -397,7 +397,7 @@ class Group(GroupQueues):
         drained. Insert what is to be waited for before: queues that are drained already let the barrier pass at once.
         Dead letters are no tasks that are left; with `on_failure="wait"` the queues must have none, either.
 
-        Idle workers of the group, `wait`, `status` and `gc` let it pass: docs/groups.md, "Barriers". InvalidArgument;
+        Idle workers of the group, `wait`, `status` and `gc` let it pass: docs/barriers.md. InvalidArgument;
         TaskTooLarge; GroupNotFound.
         """
         made = barriers.set_barrier(self, queues, then, on_failure)

@@ -279,6 +279,7 @@ PLANS = {
         names={"fsqueue": fsqueue, "fetch": lambda payload: "a page"},
         elsewhere={"fsqueue insert /scratch/me/crawl/fetch": "tests/cli/test_groups.py"},
     ),
+    "docs/barriers.md": Plan(files={"parse": '#!/bin/sh\n[ "$1" = 1 ]\n'}, names={"fsqueue": fsqueue}),
     "docs/targets.md": Plan(before=a_crawl),
     "docs/updates.md": Plan(names={"fsqueue": fsqueue}, before=a_group),
     "docs/several-servers.md": Plan(
