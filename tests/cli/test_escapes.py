@@ -192,6 +192,10 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("map",): [["--", "true", ":::", EVIL], ["Q", "--", "true", ":::", EVIL], [EVIL, "--", "true", EVIL],
                ["--dry-run", "--", "echo", ":::", EVIL], ["--", EVIL, ":::", EVIL], ["--", "echo", "::::", EVIL]],
     ("serve",): [["Q", "--listen", EVIL], ["FILE", "--listen", "nowhere"]],
+    ("barrier",): [
+        ["G"], ["G", "--of", EVIL, "--then", f"{EVIL}={EVIL}"], ["G", "--of", EVIL, "--then", "q=1"],
+        ["G", "--match", EVIL, "--then", "q=1"], ["G", "--cancel", EVIL],
+    ],
     ("update",): [["Q"], ["Q", "--insert", f"{EVIL}={EVIL}"], ["Q", "--complete", "TOKEN", "--insert", "q=1"]],
     ("spark", "seed"): [["Q", EVIL]],
     ("spark", "audit"): [["Q"]],

@@ -23,7 +23,7 @@ from tests.support import base_of, files_below, log_files
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
-CODES = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 124}
+CODES = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 13, 124}
 ENDLESS = {"--forever", "--watch", "--join", "--help"}
 """They wait for what does not come, or do nothing."""
 LAST = {

@@ -158,7 +158,6 @@ def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
     if block.section == "Look":
         queue = Queue(typed.home / "Q")
         queue.complete(queue.lease(100))
-        queue.insert({"tile": 9}, key="run-17", delay_s=3600)
 
 
 TILES_PY = "import fsqueue\n\n\n@fsqueue.task\ndef render(tile, zoom=1):\n    return {'pixels': 256 * zoom}\n"
@@ -279,7 +278,10 @@ PLANS = {
         names={"fsqueue": fsqueue, "fetch": lambda payload: "a page"},
         elsewhere={"fsqueue insert /scratch/me/crawl/fetch": "tests/cli/test_groups.py"},
     ),
-    "docs/barriers.md": Plan(files={"parse": '#!/bin/sh\n[ "$1" = 1 ]\n'}, names={"fsqueue": fsqueue}),
+    "docs/barriers.md": Plan(
+        files={"fetch": "#!/bin/sh\necho '{\"page\": '$1'}'\n", "parse": '#!/bin/sh\n[ "$1" = 1 ]\n'},
+        names={"fsqueue": fsqueue},
+    ),
     "docs/targets.md": Plan(before=a_crawl),
     "docs/updates.md": Plan(names={"fsqueue": fsqueue}, before=a_group),
     "docs/several-servers.md": Plan(

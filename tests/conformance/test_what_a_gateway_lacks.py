@@ -17,8 +17,8 @@ OF_A_PATH = {
 }
 """What has to do with a directory on this host, or is what the layers above `Queue` and `Group` ask."""
 BETWEEN_LAYERS = {
-    "at", "bells", "directories", "holding", "note_open", "opened_queue", "opener", "queue_at", "queue_in",
-    "queue_stamp", "stamp", "states",
+    "at", "barriers_due_s", "bells", "directories", "holding", "note_open", "opened_queue", "opener", "queue_at",
+    "queue_in", "queue_stamp", "stamp", "states",
 }  # fmt: skip
 """What the modules of groups ask each other."""
 

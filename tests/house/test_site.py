@@ -107,8 +107,8 @@ def test_the_settings_are_those_of_a_queue() -> None:
     rows = re.findall(r"^\| `(\w+)` \| *(.*?) *\| (.*?) \| (yes|no) \|", text_of("docs/settings.md"), re.MULTILINE)
     defaults = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}
     assert [name for name, *_ in rows] == list(defaults)
-    assert {name for name, _, _, later in rows if later == "yes"} == {*CHANGEABLE, "max_leased", "limit"}
-    assert {name.partition(".")[0] for name in LIMITS} == {"max_leased", "limit"}
+    assert {name for name, _, _, later in rows if later == "yes"} == {*CHANGEABLE, *LIMITS}
+    assert {name.partition(".")[0] for name in LIMITS} == {"max_leased", "limit", "rate"}
     create = cli.get_command(None, "create")  # type: ignore[arg-type]
     options = {option for one in create.params for option in one.opts}  # type: ignore[union-attr]
     for name, option, default, _ in rows:

@@ -19,6 +19,8 @@ QUERIES = {
     "/queue": ["name=q"], "/dead": ["queue=q"], "/task": ["queue=q&id={id}"],
     f"{Q}/tasks": ["", *(f"state={one}" for one in ("waiting", "delayed", "leased", "completed", "dead", "cancelled"))],
     "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "dead=true"], f"{Q}/wait": ["timeout_s=0"],
+    "/tasks": [f"queue=q&state={one}" for one in ("waiting", "delayed", "leased")], "/worker": ["queue=q&worker=0"],
+    "/find": ["task={id}"], f"{Q}/keys": ["key=k"],
     f"{Q}/peek": ["n=99"], f"{Q}/commits": ["name=c"],
 }  # fmt: skip
 """What routes are asked for beside their paths."""
