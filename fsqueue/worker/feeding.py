@@ -17,7 +17,7 @@ from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotF
 from fsqueue.filesystem import resources
 from fsqueue.groups.drain_check import Elsewhere, barriers_due_s, groups_of, pass_barriers
 from fsqueue.groups.members import Members
-from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.queue import GroupQueue, HasQueues
 from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
@@ -106,6 +106,8 @@ class Feeder(BackgroundThread):
         """Whether more tasks may be leased than can begin: not from a queue with limits, where others wait for them."""
         self.run_id: str | None = None
         """What its leases say that they belong to. Set before it starts."""
+        self._groups: list[HasQueues] = []
+        """The groups that the queues are of, whose barriers it lets pass. None before it works."""
         self._untaken: list[LeasedTask] = []
         """What was reported, and the loop has not taken in."""
         self._told_of_dead: dict[str, str | None] = {}

@@ -209,14 +209,14 @@ def dies_as_it_answers(payload: Any) -> Any:
         child.RING_AFTER, ring = 1, child._Teller._ring
         child._Teller._ring = lambda teller: die(ring(teller))  # type: ignore[method-assign]
     if step in ("rung, no message", "rung, then a message"):
-        send = child.wire.send
+        send = child.child_messages.send
 
         def dying(*given: Any) -> None:
             send(*given)
             if step == "rung, no message" or given[2]:
                 die()
 
-        child.wire.send = dying
+        child.child_messages.send = dying
     answer_memory._COUNT = Counting  # type: ignore[assignment]
     with open(payload["log"], "a") as file:
         file.write(f"{payload['n']}\n")
