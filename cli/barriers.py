@@ -96,7 +96,7 @@ def _set(
 
 
 def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
-    known = {one.id: one for one in group.barriers()}
+    known: dict[str, fsqueue.Barrier] = {one.id: one for one in group.barriers()}
     done, left = list[dict[str, Any]](), 0
     for identity in ids:
         found = known.get(identity)

@@ -70,10 +70,11 @@ def path_of(group: str, identity: Uuid, step: Step) -> str:
 def parse_name(name: str) -> tuple[Uuid, Step] | None:
     """Return which barrier has a file of this name, and how far it is; None for any other name."""
     found = _NAME.fullmatch(name)
-    if found is None:
+    identity = None if found is None else names.parse_uuid(found[1])
+    if found is None or identity is None:
         return None
     step: Any = found[2]
-    return Uuid(found[1]), step
+    return identity, step
 
 
 def parse(content: bytes) -> BarrierRecord | None:

@@ -67,7 +67,7 @@ class HasBarriers(HasQueues, Protocol):
 class Barrier:
     """Tasks that become available once other queues are drained, as `group.barrier` returns it."""
 
-    id: str
+    id: Uuid
     of: tuple[str, ...]
     """The names of the queues that are waited for; () if there is a pattern."""
     match: str | None
@@ -88,7 +88,7 @@ class Barrier:
         group = self._group.directory()
         try:
             with resources.Scope():
-                return STATES[barrier_files.step_of(group, Uuid(self.id))]
+                return STATES[barrier_files.step_of(group, self.id)]
         except OSError as error:
             raise from_os_error(error, f"looking at a barrier of the group {group.path}") from error
 
@@ -97,7 +97,7 @@ class Barrier:
 
         True, too, if it was cancelled before.
         """
-        return cancel(self._group, Uuid(self.id))
+        return cancel(self._group, self.id)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""

@@ -268,7 +268,7 @@ def test_a_rate_is_told_of_once(rated: Queue, caplog: pytest.LogCaptureFixture) 
     for _ in range(2):
         assert rated.lease() == []
         waiting.tell_pauses([rated.store])
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"All workers together lease tasks of {rated.path} as its limits allow (rate=4/s). The next one is leased when "
         "it is time."
     ]
