@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cli.moving import Mover
+from fsqueue_cli.moving import Mover
+
 from fsqueue import Task
 from tests.simulation.fates import AFTERWARDS, FATES, Call, Skip, is_place
 from tests.simulation.faults import LONG_S
