@@ -65,8 +65,8 @@ class Move(Story):
         super().__init__(KINDS[case.kind], "move", trace)
         self.case = case
         self.again = 0
-        self.calls = 0
-        """How many calls the mover has made."""
+        self.made: list[Call] = []
+        """The calls that the mover has made."""
         self.done = Counter[str]()
         """How often each payload was executed, at either queue."""
 
@@ -90,8 +90,8 @@ class Move(Story):
 
         def pause(who: Process, name: str, args: tuple[Any, ...]) -> None:
             if who is process:
-                self.calls += 1
-                if self.calls == self.case.at:
+                self.made.append((name, args))
+                if len(self.made) == self.case.at:
                     self._strike(who, (name, args))
 
         world.pause, world.pause_at = pause, 0
@@ -100,7 +100,7 @@ class Move(Story):
         except Crash:
             pass
         self.quiet()
-        return [*self._wrong()] if self.calls >= self.case.at else []
+        return [*self._wrong()] if len(self.made) >= self.case.at else []
 
     def _prepare(self) -> None:
         before = self.actor("before", self.hosts[0])
@@ -202,18 +202,20 @@ def tell(case: Case, trace: bool = False) -> tuple[Move, list[str]] | None:
             return None
 
 
-def calls_of(kind: str) -> int:
-    """Return how many calls a mover makes to which nothing happens."""
+def places_of(kind: str, fate: str) -> list[int]:
+    """Return the numbers of those calls of a mover at which a fate may come."""
     told = tell(Case(kind, "on", NEVER))
     assert told is not None
-    return told[0].calls
+    return [at for at, call in enumerate(told[0].made, 1) if is_place(fate, call)]
 
 
 def wrong(kind: str, fate: str, act: str, step: int) -> tuple[int, list[str]]:
-    """Tell each `step`-th case. Return how many had a place, and what went wrong, with the case."""
+    """Tell each `step`-th case, two at least. Return how many were told, and what went wrong, with the case."""
     count, found = 0, list[str]()
     with undisturbed():
-        for at in range(1 + len(fate + act) % step, calls_of(kind) + 1, step):
+        places = places_of(kind, fate)
+        step = max(1, min(step, len(places) // 2))
+        for at in places[len(fate + act) % step :: step]:
             case = Case(kind, fate, at, act)
             told = tell(case)
             if told is not None:
