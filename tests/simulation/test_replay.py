@@ -11,8 +11,9 @@ import pytest
 from fsqueue.format import state_checks
 from fsqueue.format.replay import ReplayState
 from tests import record_lines
+from tests.simulation import replay
 from tests.simulation.invariants import STATES
-from tests.simulation.replay import AVAILABLE, LEASED, Replay
+from tests.simulation.replay import AVAILABLE, LEASED, Kept, Replay, State
 
 pytestmark = pytest.mark.once
 
@@ -144,3 +145,27 @@ def test_the_judge_and_the_package_read_the_same_in_a_log_with_updates(first: in
                 assert holder is not None
                 assert holder.id == task.lease, (seed, index)
     assert acted > 20
+
+
+@pytest.mark.parametrize("by", ["versions", "lease"])
+def test_a_lease_may_be_renewed_while_an_update_depends_on_its_task(by: str) -> None:
+    writer = Writer(0)
+    writer.insert({})
+    leased = len(writer.data)
+    writer._put("lease", lease="l", tasks=[[0, 1]], worker={}, until=1100)
+    seen = {"versions": [leased]} if by == "versions" else {"lease": "l"}
+    writer._put("depends", tasks=[[0, 1]], **seen, update=UPDATES[0], file=FILES[0], patience=5000)
+    renewed = len(writer.data)
+    writer._put("renew", lease="l", tasks=[[0, 1]], until=1200)
+    writer._put("commit", update=UPDATES[0], of=1)
+    told = Replay(writer.data)
+    assert (told.wrong, told.decided, told.tasks[0].version) == ([], [(UPDATES[0], "commit")], renewed)
+
+
+def test_the_judge_tells_of_a_task_that_was_changed_while_an_update_depended_on_it() -> None:
+    task = State(0, 0)
+    kept = Kept({"op": "depends"}, 10, 1000)
+    task.note("renew", "l", 20, 1000)
+    assert replay._only_renewed(task, kept)
+    task.note("release", "l", 30, 1000)
+    assert not replay._only_renewed(task, kept)
