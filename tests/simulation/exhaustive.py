@@ -28,7 +28,7 @@ from fsqueue.format.layout import Settings
 from tests.levels import IS_ALL
 from tests.simulation import commit_acts
 from tests.simulation.endings import Endings
-from tests.simulation.fates import AFTERWARDS, DEATHS, FATES, Call, Skip, in_vain, is_place
+from tests.simulation.fates import DEATHS, FATES, Call, Skip, StruckStory, in_vain, is_place
 from tests.simulation.faults import DAY_S
 from tests.simulation.handles import Crash
 from tests.simulation.history import Actor
@@ -36,7 +36,7 @@ from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import CALL_S, Process
 from tests.simulation.nfs import Client
 from tests.simulation.scenarios import KEPT, MANY, MOVED
-from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
+from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
 from tests.simulation.world import NEVER, Circles
@@ -161,15 +161,13 @@ TOGETHER_LONG = {
 # -- one schedule ------------------------------------------------------------------------------------------------
 
 
-class Play(Story):
+class Play(StruckStory):
     """A story in which everything is laid down."""
 
     def __init__(self, schedule: Schedule, trace: bool = False) -> None:
         super().__init__(KINDS[schedule.kind], f"{schedule.first}/{schedule.second}", trace)
         self.schedule = schedule
         self.known: list[str] = []
-        self.again = 0
-        """For so many calls more its fate comes again."""
         self.calls = 0
         """How many calls the first verb has made."""
         self.seen: list[Moment] | None = None
@@ -197,13 +195,17 @@ class Play(Story):
         self._prepare(verbs, actors)
         process = actors[0].persona.process
 
+        def second() -> None:
+            for verb, actor in zip(verbs[1:], actors[1:], strict=True):
+                self._second(verb, actor)
+
         def pause(who: Process, name: str, args: tuple[Any, ...]) -> None:
             if who is process:
                 self.calls += 1
                 if self.seen is not None:
                     self.seen.append(Moment((name, args), self._what_a_death_leaves(), in_vain(self, who)))
                 if self.calls == schedule.at:
-                    self._here(who, (name, args), verbs[1:], actors[1:])
+                    self.strike(schedule.fate, who, (name, args), second)
                 elif self.again:
                     self.again -= 1
                     if is_place(schedule.fate, (name, args)):
@@ -218,26 +220,6 @@ class Play(Story):
             verb.act(self, actor)
         except Crash:
             pass
-
-    def _here(self, process: Process, call: Call, verbs: list[Verb], actors: list[Actor]) -> None:
-        """The first verb is about to make the call."""
-        if not is_place(self.schedule.fate, call):
-            raise Skip
-        failure: BaseException | None = None
-        try:
-            FATES[self.schedule.fate](self, process, call)
-        except (OSError, KeyboardInterrupt) as error:
-            failure = error
-        if self.schedule.fate not in ("on", "late", "days"):
-            self.world.fault(f"{self.schedule.fate} at {call[0]}")
-        for verb, actor in zip(verbs, actors, strict=True):
-            self._second(verb, actor)
-        if failure is not None:
-            raise failure
-        if self.schedule.fate in AFTERWARDS:
-            AFTERWARDS[self.schedule.fate](self, process, call)
-        if process.dead:
-            raise Crash
 
     def _second(self, verb: Verb, actor: Actor) -> None:
         world, made = self.world, itertools.count(1)

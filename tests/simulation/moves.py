@@ -14,13 +14,13 @@ from typing import Any
 from fsqueue_cli.moving import Mover
 
 from fsqueue import Task
-from tests.simulation.fates import AFTERWARDS, FATES, Call, Skip, is_place
+from tests.simulation.fates import Call, Skip, StruckStory, is_place
 from tests.simulation.faults import LONG_S
 from tests.simulation.handles import Crash
 from tests.simulation.history import DONE, Actor
 from tests.simulation.kernel import Process
 from tests.simulation.relays import both
-from tests.simulation.stories import Scenario, Story, limited
+from tests.simulation.stories import Scenario, limited
 from tests.simulation.wiring import begin_anew, collect, undisturbed
 from tests.simulation.world import NEVER, Circles
 
@@ -58,13 +58,12 @@ class Case:
     act: str = ""
 
 
-class Move(Story):
+class Move(StruckStory):
     """Six tasks of two batches of one queue, which are moved to the other one."""
 
     def __init__(self, case: Case, trace: bool = False) -> None:
         super().__init__(KINDS[case.kind], "move", trace)
         self.case = case
-        self.again = 0
         self.made: list[Call] = []
         """The calls that the mover has made."""
         self.done = Counter[str]()
@@ -92,7 +91,7 @@ class Move(Story):
             if who is process:
                 self.made.append((name, args))
                 if len(self.made) == self.case.at:
-                    self._strike(who, (name, args))
+                    self.strike(self.case.fate, who, (name, args), self._act_beside)
 
         world.pause, world.pause_at = pause, 0
         try:
@@ -111,27 +110,13 @@ class Move(Story):
         if self.world.disk.lossy:
             self.world.disk.sync_all()
 
-    def _strike(self, process: Process, call: Call) -> None:
-        """Let the fate come, and the other process act."""
-        if not is_place(self.case.fate, call):
-            raise Skip
-        failure: BaseException | None = None
-        try:
-            FATES[self.case.fate](self, process, call)  # type: ignore[arg-type]
-        except (OSError, KeyboardInterrupt) as error:
-            failure = error
-        self.world.fault(f"{self.case.fate} at {call[0]}")
+    def _act_beside(self) -> None:
+        """Let another process act, if the case names an act."""
         if self.case.act:
             other = self.actor("other", self.hosts[-1])
             before, self.world.pause = self.world.pause, lambda *_: None
             ACTS[self.case.act](self, other)
             self.world.pause = before
-        if failure is not None:
-            raise failure
-        if self.case.fate in AFTERWARDS:
-            AFTERWARDS[self.case.fate](self, process, call)  # type: ignore[arg-type]
-        if process.dead:
-            raise Crash
 
     def _wrong(self) -> Iterator[str]:
         """Have workers go on at both queues, then repeat the move: was each task done once?"""
