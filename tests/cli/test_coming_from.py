@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import Group, Queue
 from tests.pages import Typed, text_of
 
 pytestmark = pytest.mark.once
@@ -87,6 +87,87 @@ def test_a_command_does_what_the_other_one_does(tmp_path: Path, theirs: str, our
         assert Queue(tmp_path / "Q").paused is None
     if "ls Q" in ours:
         assert "completed" in printed
+
+
+SNAKEMAKE = rows("docs/from-snakemake.md", "Snakemake")
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SNAKEMAKE)
+def test_a_command_does_what_snakemake_s_does(tmp_path: Path, theirs: str, ours: str) -> None:
+    typed = Typed(tmp_path, "from-snakemake", {}, {})
+    typed.file("count", "#!/bin/sh\n")
+    typed.file("bin/sbatch", SBATCH)
+    queue = Group.create(tmp_path / "flow")["count"]
+    queue.insert_many(["a", "b"])
+    if "completed" in ours or "results" in ours:
+        queue.complete(queue.lease(2))
+    printed = typed._shell(f"{ours}\n", ":", theirs)
+    match ours.split():
+        case [_, "run", *options] if "--dry-run" not in options:
+            assert queue.status().completed == 2, printed
+        case [_, "run", *_]:
+            assert (queue.status().waiting, printed.count("./count")) == (2, 2), printed
+        case [_, "slurm", *_]:
+            assert "flow/count -- ./count" in (tmp_path / "submitted").read_text()
+        case [_, "set", _, change]:
+            settings = typed._shell("fsqueue set flow/count\n", ":", theirs)
+            assert re.search(rf"^{change.replace('=', ' +')}\b", settings, re.MULTILINE), settings
+        case [_, "retry", *_]:
+            assert queue.status().waiting == 2
+        case [_, "results", *_]:
+            assert (tmp_path / "counts.csv").read_text().count("completed") == 2
+
+
+# -- Redis ------------------------------------------------------------------------------------------------
+
+REDIS_CALLS = rows("docs/from-redis.md", "Redis")
+REDIS_COMMANDS = rows("docs/from-redis.md", "Redis's command line")
+
+
+@pytest.mark.parametrize(("theirs", "ours"), REDIS_CALLS)
+def test_a_call_does_what_redis_s_does(tmp_path: Path, theirs: str, ours: str) -> None:
+    queue = Queue.create(tmp_path / "tiles", max_attempts=3)
+    is_first = ("rpush" in theirs and "dead" not in theirs) or "zadd" in theirs or "set(" in theirs
+    if not is_first or "results" in theirs:
+        queue.insert_many([{"tile": 1}, {"tile": 2}])
+    names: dict[str, Any] = {"q": queue}
+    if "task." in ours or "leased" in ours:
+        [names["task"]] = queue.lease()
+    returned = eval(ours, names)
+    status = queue.status()
+    match ours:
+        case "q.lease()" | "q.lease(wait_s=60)":
+            assert [task.payload for task in returned] == [{"tile": 1}]
+        case "q.peek(10)":
+            assert [info.payload for info in returned] == [{"tile": 1}, {"tile": 2}]
+        case "q.status().waiting" | "q.status().leased":
+            assert returned == {"waiting": 2, "leased": 1}[ours.rpartition(".")[2]]
+        case "q.purge()":
+            assert status.inserted == 0
+        case _ if ours.startswith("q.insert"):
+            assert (status.inserted, status.delayed) == (9 if "range" in ours else 1, int("delay" in ours))
+        case _:
+            ends = {"complete": "completed", "bury": "dead", "release": "waiting"}[ours[5:].partition("(")[0]]
+            assert getattr(status, ends) == (2 if ends == "waiting" else 1)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), REDIS_COMMANDS)
+def test_a_command_does_what_redis_s_does(tmp_path: Path, theirs: str, ours: str) -> None:
+    typed = Typed(tmp_path, "from-redis", {}, {})
+    typed.file("names.txt", "a\nb\n")
+    queue = Queue.create(tmp_path / "tiles")
+    queue.insert_many([{"tile": 1}, {"tile": 2}])
+    [task] = queue.lease()
+    printed = typed._shell(f"{ours}\n", ":", theirs)
+    match ours.split()[1]:
+        case "insert":
+            assert queue.status().inserted == 4 if "lines" in ours else 3
+        case "purge":
+            assert queue.status().inserted == 0
+        case "status":
+            assert re.match(r"waiting +1\n", printed), printed
+        case "ls":
+            assert (task.id in printed) == ("leased" in ours or "--limit" in ours), printed
 
 
 # -- Celery -----------------------------------------------------------------------------------------------

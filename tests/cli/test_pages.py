@@ -216,6 +216,9 @@ PLANS = {
     "docs/from-parallel.md": Plan(files={"a.log": "one\n", "b c.log": "two\n", "a.txt": "a", "b.txt": "b"}),
     "docs/from-job-arrays.md": Plan(files=COMING),
     "docs/from-hyperqueue.md": Plan(files=COMING),
+    "docs/from-snakemake.md": Plan(
+        files={"samples.txt": "a\nb\n", "raw/a.txt": "one two three\n", "raw/b.txt": "one\n"}
+    ),
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
     "docs/order.md": Plan(
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
