@@ -286,7 +286,10 @@ def set_barrier(group: HasBarriers, queues: object, then: object, on_failure: st
         )
     try:
         with resources.Scope():
-            _refuse_circle(directory, record)
+            try:
+                _refuse_circle(directory, record)
+            except OSError as error:
+                raise _not_set(group, error, "There is no barrier.") from error
             try:
                 barrier_files.write(directory, record)
                 insert(group, directory, record)
@@ -300,25 +303,33 @@ def set_barrier(group: HasBarriers, queues: object, then: object, on_failure: st
 
 def _withdrawn(group: HasBarriers, record: BarrierRecord, error: OSError | FsqueueError) -> FsqueueError:
     """Cancel a barrier that could not be set. Return the error that says what has become of it."""
-    what = f"setting a barrier in the group {group.path}"
-    cause = error if isinstance(error, OSError) else error.__cause__
-    # What an insert says of its own tasks, and how to go on with these, is not so any more.
-    failure = from_os_error(cause, what) if isinstance(cause, OSError) else error
-    assert isinstance(failure, FsqueueError)
-    failure.inserted = failure.new = 0
     try:
-        is_over = not cancel(group, record.id) and barrier_files.step_of(group.directory(), record.id) is not None
+        is_cancelled = cancel(group, record.id)
+        is_over = not is_cancelled and barrier_files.step_of(group.directory(), record.id) is not None
     except (OSError, FsqueueError) as other:
         let_out(other)
-        failure.is_exact = False
         end = (
             f"It is unknown whether the barrier {record.id} is set. 'fsqueue barrier GROUP' tells, and --cancel "
             "cancels it."
         )
-        failure.advice = end
-    else:
-        end = f"The barrier {record.id} has passed already." if is_over else "There is no barrier."
-        failure.is_exact = not is_over
+        failure = _not_set(group, error, end)
+        failure.is_exact, failure.advice = False, end
+        return failure
+    failure = _not_set(
+        group, error, f"The barrier {record.id} has passed already." if is_over else "There is no barrier."
+    )
+    failure.is_exact = not is_over
+    return failure
+
+
+def _not_set(group: HasBarriers, error: OSError | FsqueueError, end: str) -> FsqueueError:
+    """Return the error of a barrier that was not set. `end`: what its last sentence says of the barrier."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    # What an insert says of its own tasks, and how to go on with these, is not so any more.
+    what = f"setting a barrier in the group {group.path}"
+    failure = from_os_error(cause, what) if isinstance(cause, OSError) else error
+    assert isinstance(failure, FsqueueError)
+    failure.inserted = failure.new = 0
     failure.args = (f"{failure} {end}", *failure.args[1:])
     return failure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -210,6 +211,23 @@ def test_an_error_on_the_way_leaves_no_barrier(group: Group, monkeypatch: pytest
     assert states(group) == {"cancelled": 1}
     assert group["one"].is_drained()
     assert group["two"].is_drained()
+
+
+def test_an_error_before_anything_is_written_says_so(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setting a barrier reads the others first: it refuses one that would wait for itself by way of them."""
+    group["a"].insert(1)
+    group.barrier("a", then=("b", 1))
+
+    def fails(*args: object) -> Any:
+        raise OSError(errno.EIO, "simulated", "a file")
+
+    monkeypatch.setattr(barrier_files, "read", fails)
+    with pytest.raises(fsqueue.StorageError, match=r"There is no barrier\.$") as refused:
+        group.barrier("b", then=("c", 1))
+    assert (refused.value.inserted, refused.value.new, refused.value.is_exact) == (0, 0, True)
+    monkeypatch.undo()
+    assert states(group) == {"waiting": 1}
+    assert not group["c"].exists()
 
 
 # -- what happens meanwhile ------------------------------------------------------------------------------------------
