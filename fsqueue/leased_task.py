@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -12,7 +12,7 @@ from fsqueue.clock import duration_ms, pause_s
 from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidResult, LeaseLost, Retry, bury_reason
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
-from fsqueue.format.models import Movement, Status, TaskRef, Used
+from fsqueue.format.models import Movement, Result, Status, TaskRef, Used
 from fsqueue.format.names import Batch
 from fsqueue.interruptions import suppress
 from fsqueue.storage.store import Store
@@ -195,6 +195,22 @@ class LeasedTask:
     def bury(self, reason: object) -> None:
         """Move the task to the dead letters: it cannot succeed."""
         self.queue._bury(self, reason)
+
+    def inputs(self) -> Iterator[Result]:
+        """Yield what came of the tasks that a join has waited for, if a join has inserted this one (`Group.join`).
+
+        In the order of the set, by batches: a `Result` for each task that is still on record, completed, dead or
+        cancelled. Of a dead letter that was retried, it is that of the task which was inserted in its place. It reads
+        one batch at a time. InvalidArgument for a task of no join, for one of a join that has ended over a week ago,
+        and at a gateway.
+        """
+        inputs: Callable[[str], Iterator[Result]] | None = getattr(self.queue, "inputs", None)
+        if inputs is None:
+            raise InvalidArgument(
+                f"The task {self.id} has no inputs here: only a task of a group's queue has, where its directory is "
+                "mounted."
+            )
+        return inputs(self.id)
 
     def __enter__(self) -> LeasedTask:
         self._entered_by = forks.depth

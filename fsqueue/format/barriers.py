@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import orjson
 
-from fsqueue.format import names, task_file
+from fsqueue.format import movements, names, task_file
 from fsqueue.format.groups import barriers_directory
 from fsqueue.format.models import DELAYED, Task, TaskInfo
-from fsqueue.format.names import Uuid
+from fsqueue.format.names import Batch, Uuid
 
 NEVER_S: Final = 9_999_999_998
 """When tasks are due that a barrier holds. No user means this time: it is in the year 2286."""
@@ -23,9 +23,31 @@ Step = Literal["begun", "waiting", "firing", "fired", "cancelling", "cancelled"]
 """How far a barrier is."""
 STEPS: tuple[Step, ...] = get_args(Step)
 ENDED: Final = ("fired", "cancelled")
-OnFailure = Literal["run", "wait"]
+OnFailure = Literal["run", "wait", "drop"]
 ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
 _NAME = re.compile(rf"([0-9a-f]{{32}})\.({'|'.join(STEPS)})")
+
+
+class BatchTasks(NamedTuple):
+    """Some tasks of a batch: those of a join's set."""
+
+    queue: str
+    """The name of the queue."""
+    batch: Batch
+    ranges: tuple[tuple[int, int], ...]
+    """Half-open ranges of indices, in ascending order."""
+
+    def indices(self) -> list[int]:
+        """Return the indices of the tasks, in ascending order."""
+        return [index for start, end in self.ranges for index in range(start, end)]
+
+    def ids(self) -> list[str]:
+        """Return the ids of the tasks, in the order of `indices`."""
+        return [names.task_id(self.batch, index) for index in self.indices()]
+
+    def only(self, indices: Sequence[int]) -> BatchTasks:
+        """Return these tasks of the batch."""
+        return self._replace(ranges=tuple((start, end) for start, end in movements.to_ranges(indices)))
 
 
 class BarrierRecord(NamedTuple):
@@ -35,12 +57,14 @@ class BarrierRecord(NamedTuple):
     at: int
     """When it was set (ms)."""
     of: tuple[str, ...]
-    """The names of queues. Empty if there is a pattern."""
+    """The names of queues. Empty if there is a pattern, or tasks."""
     match: str | None
     """A regular expression for the names of queues."""
     on_failure: OnFailure
     then: tuple[tuple[str, bytes], ...]
     """The names of queues, and the line of the task that comes into each."""
+    tasks: tuple[BatchTasks, ...] = ()
+    """The tasks that a join waits for, in place of queues."""
 
     @property
     def commit(self) -> str:
@@ -59,6 +83,8 @@ class BarrierRecord(NamedTuple):
         then = [{"queue": queue, "task": orjson.Fragment(line.rstrip(b"\n"))} for queue, line in self.then]
         line = {"op": "barrier", "id": self.id, "at": self.at, "of": self.of, "match": self.match,
                 "on_failure": self.on_failure, "then": then}  # fmt: skip
+        if self.tasks:
+            line["tasks"] = [[part.queue, part.batch, part.ranges] for part in self.tasks]
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -89,11 +115,36 @@ def parse(content: bytes) -> BarrierRecord | None:
             known = names.parse_uuid(identity)
             pattern: Any = more.get("match")
             then = [one for one in map(_then, given) if one is not None]
-            is_sound = all(type(name) is str for name in of) and (type(pattern) is str) != bool(of)
+            tasks = _tasks(more.get("tasks", []))
+            is_sound = all(type(name) is str for name in of) and tasks is not None
+            is_sound = is_sound and (type(pattern) is str) + bool(of) + bool(tasks) == 1
             if known is not None and is_sound and how in ON_FAILURE and len(then) == len(given):
                 means: Any = how
-                return BarrierRecord(known, at, tuple(of), pattern, means, tuple(then))
+                return BarrierRecord(known, at, tuple(of), pattern, means, tuple(then), tasks or ())
     return None
+
+
+def _tasks(given: Any) -> tuple[BatchTasks, ...] | None:
+    """Return the tasks of a join's set; None if they are damaged."""
+    found: list[BatchTasks] = []
+    for one in given if isinstance(given, list) else [None]:
+        match one:
+            case [str(queue), str(text), list(ranges)] if (batch := names.parse_batch(text)) is not None:
+                pairs = [(one[0], one[1]) for one in ranges if _is_range(one)]
+                if not pairs or len(pairs) < len(ranges):
+                    return None
+                found.append(BatchTasks(queue, batch, tuple(pairs)))
+            case _:
+                return None
+    return tuple(found)
+
+
+def _is_range(given: Any) -> bool:
+    """Return whether this is a half-open range of indices of a batch."""
+    match given:
+        case [int(start), int(end)]:
+            return 0 <= start < end <= names.BATCH_TASKS_MAX
+    return False
 
 
 def _then(given: Any) -> tuple[str, bytes] | None:

@@ -18,9 +18,10 @@ from fsqueue.commit import Commit
 from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, TaskTooLarge, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import barriers, names
-from fsqueue.format.barriers import NEVER_MS, ON_FAILURE, BarrierRecord, OnFailure, Step
+from fsqueue.format.barriers import NEVER_MS, ON_FAILURE, BarrierRecord, BatchTasks, OnFailure, Step
 from fsqueue.format.models import Task
 from fsqueue.format.names import Batch, QueueDirectory, Uuid
+from fsqueue.groups import joins
 from fsqueue.groups.drain_check import GroupDrainCheck, status_of
 from fsqueue.groups.queue import GroupQueue, HasQueues
 from fsqueue.groups.queue_selection import Selected, compiled
@@ -43,6 +44,8 @@ TASKS_MAX = 10_000
 """Maximum number of tasks of a barrier."""
 BYTES_MAX = 8 << 20
 """Maximum number of bytes of its tasks. Store what is longer in files, and insert their paths."""
+FILE_BYTES_MAX = 16 << 20
+"""Maximum size of a join's file in bytes: its tasks by their batches, and those that come then."""
 State = Literal["waiting", "fired", "cancelled", "forgotten"]
 STATES: dict[Step | None, State] = {
     "begun": "waiting",
@@ -69,7 +72,7 @@ class Barrier:
 
     id: Uuid
     of: tuple[str, ...]
-    """The names of the queues that are waited for; () if there is a pattern."""
+    """The names of the queues that are waited for, or whose tasks are; () if there is a pattern."""
     match: str | None
     """A regular expression for the names of those queues."""
     then: tuple[str, ...]
@@ -77,6 +80,8 @@ class Barrier:
     on_failure: OnFailure
     set_at: float
     """When it was set, in Unix seconds."""
+    is_join: bool
+    """Whether it waits for some tasks of these queues, and not for the queues."""
     _group: HasBarriers = field(repr=False, compare=False)
 
     @property
@@ -102,7 +107,7 @@ class Barrier:
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
         return {"id": self.id, "state": self.state, "of": list(self.of), "match": self.match, "then": list(self.then),
-                "on_failure": self.on_failure, "set_at": self.set_at}  # fmt: skip
+                "on_failure": self.on_failure, "set_at": self.set_at, "join": self.is_join}  # fmt: skip
 
 
 class BarrierLooks:
@@ -122,6 +127,7 @@ class BarrierLooks:
         self._left: dict[Uuid, str] = {}
         """By barrier, the name of the queue in which something was left at the last look."""
         self._warned: dict[Uuid, str] = {}
+        self._joins: dict[Uuid, joins.Progress] = {}
 
     def due_s(self) -> float:
         """Return in how many seconds to look again at the latest."""
@@ -156,7 +162,7 @@ class BarrierLooks:
         if not directory.has_barriers():
             return 0
         steps = {one: step for one, step in barrier_files.steps(directory).items() if step not in barriers.ENDED}
-        for known in (self._records, self._left, self._warned):
+        for known in (self._records, self._left, self._warned, self._joins):
             for one in known.keys() - steps.keys():
                 del known[one]
         self.is_waiting = bool(steps)
@@ -179,8 +185,8 @@ class BarrierLooks:
         now: Step | None = step
         if now == "begun":
             now = insert(group, directory, record)
-        if now == "waiting" and self._may_pass(group, record):
-            now = barrier_files.advance(directory, identity, "waiting", "firing")
+        if now == "waiting" and (verdict := self._verdict(group, record)) is not None:
+            now = barrier_files.advance(directory, identity, "waiting", verdict)
         if now == "firing":
             make_available(group, record)
             barrier_files.advance(directory, identity, "firing", "fired")
@@ -189,22 +195,32 @@ class BarrierLooks:
             take_out(group, directory, record)
         return 0
 
-    def _may_pass(self, group: HasBarriers, record: BarrierRecord) -> bool:
-        """Return whether there was an instant, since this was called, at which the barrier may pass."""
+    def _verdict(self, group: HasBarriers, record: BarrierRecord) -> Step | None:
+        """Return the step that a waiting barrier takes now: "firing" if there was an instant, since this was called, at
+        which it may pass; "cancelling" if it is dropped for a dead letter; None if it waits on.
+        """
+        if record.tasks:
+            progress = self._joins.setdefault(record.id, joins.Progress(record))
+            return _OUTLOOKS[progress.look(group)]
         left = self._left.get(record.id)
         if left is not None and not GroupDrainCheck([Selected(group, names_=(left,))])():
-            return False
+            return None
         self._left.pop(record.id, None)
         awaited = Selected(group, record.match, record.of or None)
         check = GroupDrainCheck([awaited])
-        if record.on_failure == "run":
-            is_drained = check()
-        else:
-            before = check.proof() if check() else None
-            is_drained = before is not None and not status_of(awaited).dead and check.proof() == before
+        is_drained, has_dead = check(), False
+        if is_drained and record.on_failure != "run":
+            before = check.proof()
+            has_dead = status_of(awaited).dead > 0
+            is_drained = before is not None and check.proof() == before
         if (name := check.left_in) is not None:
             self._left[record.id] = name
-        return is_drained
+        if not is_drained or (has_dead and record.on_failure == "wait"):
+            return None
+        return "cancelling" if has_dead else "firing"
+
+
+_OUTLOOKS: dict[joins.Outlook, Step | None] = {"waits": None, "done": "firing", "failed": "cancelling"}
 
 
 # -- the steps, by whoever takes them ----------------------------------------------------------------------------------
@@ -273,11 +289,33 @@ def set_barrier(group: HasBarriers, queues: object, then: object, on_failure: st
     """Do what `Group.barrier` says."""
     one_of("on_failure", on_failure, ON_FAILURE)
     of, match = _awaited(group, queues)
+    return _set(group, of, match, then, on_failure, ())
+
+
+def set_join(group: HasBarriers, tasks: object, then: object, on_failure: str) -> Barrier:
+    """Do what `Group.join` says."""
+    one_of("on_failure", on_failure, ON_FAILURE)
+    waited_for = joins.tasks_of(group, tasks)
+    if on_failure != "run":
+        joins.refuse_without_history(group, waited_for, on_failure)
+    return _set(group, (), None, then, on_failure, waited_for)
+
+
+def _set(
+    group: HasBarriers, of: tuple[str, ...], match: str | None, then: object, on_failure: str,
+    waited_for: tuple[BatchTasks, ...],
+) -> Barrier:  # fmt: skip
+    """Set a barrier, by the steps of decision 73."""
     directory = group.directory()
     tasks = _then(group, then)
     at = directory.clock.now_ms()
     how: Any = on_failure
-    record = BarrierRecord(names.new_uuid(directory.entropy, at), at, of, match, how, tasks)
+    record = BarrierRecord(names.new_uuid(directory.entropy, at), at, of, match, how, tasks, waited_for)
+    if len(record.encode()) > FILE_BYTES_MAX:
+        raise TaskTooLarge(
+            f"The file of a join has {FILE_BYTES_MAX >> 20} MiB at most, and this one would be longer: its tasks are "
+            "of too many batches. Nothing was done. Join parts of them, and then those."
+        )
     waits_for_none = {name for name in record.targets() if _waits_for(record, name)}
     if waits_for_none:
         raise InvalidArgument(
@@ -385,7 +423,9 @@ def all_of(group: HasBarriers) -> list[Barrier]:
 
 def _barrier(group: HasBarriers, record: BarrierRecord) -> Barrier:
     then = tuple(queue for queue, _ in record.then)
-    return Barrier(record.id, record.of, record.match, then, record.on_failure, record.at / 1000, group)
+    is_join = bool(record.tasks)
+    of = tuple(dict.fromkeys(part.queue for part in record.tasks)) if is_join else record.of
+    return Barrier(record.id, of, record.match, then, record.on_failure, record.at / 1000, is_join, group)
 
 
 def cancel(group: HasBarriers, identity: Uuid) -> bool:

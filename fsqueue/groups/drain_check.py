@@ -22,6 +22,9 @@ from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views.inspection import DrainCheck, proof, two_agree
 from fsqueue.views.rates import total
 
+BUSY_S = 2.0
+"""Time after which a loop or a worker that always finds tasks looks at the barriers: a join may wait for a few of many.
+"""
 T = TypeVar("T")
 
 logger = logging.getLogger("fsqueue")

@@ -395,12 +395,31 @@ class Group(GroupQueues):
         `queues`: names, queues of the group, or `group.matching(...)`. `then`: (queue, payload), or a list of such; a
         payload may be a Task with a priority. The tasks are in their queues at once, as delayed ones, so these are not
         drained. Insert what is to be waited for before: queues that are drained already let the barrier pass at once.
-        Dead letters are no tasks that are left; with `on_failure="wait"` the queues must have none, either.
+        Dead letters are no tasks that are left. If there are some at that instant, `on_failure` says what to do: "run"
+        all the same; "wait" until there are none; "drop", which cancels the barrier.
 
         Idle workers of the group, `wait`, `status` and `gc` let it pass: docs/barriers.md. InvalidArgument;
         TaskTooLarge; GroupNotFound.
         """
-        made = barriers.set_barrier(self, queues, then, on_failure)
+        return self._hurried(barriers.set_barrier(self, queues, then, on_failure))
+
+    def join(self, tasks: Any, then: Any, *, on_failure: OnFailure = "wait") -> Barrier:
+        """Have tasks become available once all tasks of a set are done, whichever process dies. Return the barrier.
+
+            refs = [group["fetch"].insert(page) for page in pages]
+            group.join(refs, then=("report", {"of": "today"}))
+
+        `tasks`: references, as `insert` returns them; or a named commit (`queue.commit(name)`), which was published; or
+        several of either. `then`: as of `barrier`. The task that comes then finds what came of the set by `inputs()`.
+        A cancelled task is done, and so is one whose queue was purged or deleted. `on_failure` is for dead letters:
+        "wait" until they are retried and done, or purged; "run" all the same; "drop", which cancels this barrier.
+
+        Who lets it pass, and when: docs/barriers.md. InvalidArgument; TaskTooLarge; GroupNotFound.
+        """
+        return self._hurried(barriers.set_join(self, tasks, then, on_failure))
+
+    def _hurried(self, made: Barrier) -> Barrier:
+        """Have the next look at the barriers happen at once."""
         self._asks_at = -math.inf
         if self._looks is not None:
             self._looks.hurry()

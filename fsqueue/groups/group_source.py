@@ -11,7 +11,7 @@ from fsqueue.clock import Clock
 from fsqueue.errors import LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import Rank
-from fsqueue.groups.drain_check import GroupDrainCheck, Source, barriers_due_s, groups_of, pass_barriers
+from fsqueue.groups.drain_check import BUSY_S, GroupDrainCheck, Source, barriers_due_s, groups_of, pass_barriers
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
@@ -38,7 +38,9 @@ class GroupSource:
 
         given = list(sources)
         self._groups = groups_of(given)
-        self._members = Members(given, make_watch, Clock())
+        self._clock = Clock()
+        self._barriers_at = self._clock.monotonic() + BUSY_S
+        self._members = Members(given, make_watch, self._clock)
         self._several = Several(self._members.watches)
 
     @property
@@ -57,7 +59,10 @@ class GroupSource:
         Those in which nothing is found make room for others, until each was open.
         """
         got = self._look(n)
-        if got or not pass_barriers(self._groups):
+        if got and self._clock.monotonic() < self._barriers_at:
+            return got
+        self._barriers_at = self._clock.monotonic() + BUSY_S
+        if not pass_barriers(self._groups) or got:
             return got
         return self._look(n)
 

@@ -6,7 +6,7 @@ import inspect
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fsqueue.arguments import (
     check_commit,
     check_lease,
+    task_ids,
     task_to_insert,
     tasks_to_insert,
+    translated,
     verb,
     whole,
 )
@@ -32,7 +34,7 @@ from fsqueue.filesystem import resources
 from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
-from fsqueue.format.models import Status, TaskInfo, TaskRef
+from fsqueue.format.models import Result, Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
@@ -48,8 +50,10 @@ from fsqueue.verbs.table import OF_QUEUES
 
 if TYPE_CHECKING:
     from fsqueue import administration
+    from fsqueue.groups import joins
 else:
     administration = Late("fsqueue.administration")
+    joins = Late("fsqueue.groups.joins")
 
 Check = Callable[[Settings, str], object]
 """Raises InvalidArgument if what is to be inserted does not go into a new queue of these settings, in this domain: see
@@ -509,6 +513,15 @@ class GroupQueue(Queue):
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         return [[] for _ in wanted]
+
+    def inputs(self, task: LeasedTask | TaskRef | str) -> Iterator[Result]:
+        """Yield what came of the tasks that a join has waited for: see `LeasedTask.inputs`. `task`: one that it began.
+
+        InvalidArgument if no join of the last week has inserted the task.
+        """
+        [task_id] = task_ids(task.id if isinstance(task, LeasedTask) else task)
+        found = joins.inputs(self.group, self.group.directory(), self.store, task_id)  # type: ignore[arg-type]
+        return translated(self, found, "looking for the inputs of a task")
 
     def drained_proof(self) -> bytes | None:
         """Return what proves that it is drained: see `Queue.drained_proof`. One that never was has it, too."""

@@ -10,7 +10,6 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -245,16 +244,35 @@ def repeats(store: Store, task_id: str) -> str | None:
     return old if isinstance(old, str) else None
 
 
+def retried(store: Store, batch: Batch) -> dict[str, str]:
+    """Return the ended tasks of a batch that were inserted again, by their ids, and the ids of the new tasks.
+
+    A queue that keeps no history forgets them.
+    """
+    found: dict[str, str] = {}
+    for line in _settled(store, batch):
+        new = line.get("as")
+        if isinstance(new, str):
+            ids = enumerate(line["ids"])
+            found.update((old, names.task_id(new, place)) for place, old in ids if _is_of(old, batch))
+    return found
+
+
+def _is_of(task_id: object, batch: Batch) -> bool:
+    return isinstance(task_id, str) and task_id.startswith(f"{batch}.")
+
+
+def _settled(store: Store, batch: Batch) -> Iterator[dict[str, Any]]:
+    """Yield the `retried` and `purged` lines of a batch's shard, as far back as its birth."""
+    shard = store.layout.shard(batch)
+    for lines in letter_files.each(store, store.layout, lambda _, file: [*letter_files.settling(file)], [shard]):
+        yield from lines
+    yield from letter_files.given_back(store, shard, names.birth_ms(batch))
+
+
 def _settling(store: Store, batch: Batch, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
     """Return the first `retried` or `purged` line that is wanted, of those of a batch's shard since its birth."""
-    shard = store.layout.shard(batch)
-
-    def look(_: Shard, file: journals.Journal) -> dict[str, Any] | None:
-        return next(filter(is_wanted, letter_files.settling(file)), None)
-
-    here = letter_files.each(store, store.layout, look, [shard])
-    given_back = filter(is_wanted, letter_files.given_back(store, shard, names.birth_ms(batch)))
-    return next(filter(None, chain(here, given_back)), None)
+    return next(filter(is_wanted, _settled(store, batch)), None)
 
 
 def _letters(file: journals.Journal) -> Iterator[DeadLetter]:

@@ -15,7 +15,7 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound, said
 from fsqueue.filesystem import resources
-from fsqueue.groups.drain_check import Elsewhere, barriers_due_s, groups_of, pass_barriers
+from fsqueue.groups.drain_check import BUSY_S, Elsewhere, barriers_due_s, groups_of, pass_barriers
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue, HasQueues
 from fsqueue.groups.queue_selection import Selected
@@ -107,6 +107,8 @@ class Feeder(BackgroundThread):
         self.run_id: str | None = None
         """What its leases say that they belong to. Set before it starts."""
         self._groups: list[HasQueues] = []
+        self._barriers_at = -math.inf
+        """When to look at the barriers next, also if there are tasks (monotonic)."""
         """The groups that the queues are of, whose barriers it lets pass. None before it works."""
         self._untaken: list[LeasedTask] = []
         """What was reported, and the loop has not taken in."""
@@ -472,6 +474,8 @@ class Feeder(BackgroundThread):
                 root, error = self._unrecorded.pop()
                 if not self._leave_out(root, error, is_unrecorded=True):
                     return Fed(error=error)
+            if self._groups and self._now() >= self._barriers_at:
+                self._pass_barriers()
             with self._taking:
                 self._begin_to_ask(lambda: getattr(self._watches, "asked_source", None))
                 try:
@@ -577,6 +581,7 @@ class Feeder(BackgroundThread):
 
     def _pass_barriers(self, *, at_once: bool = False) -> bool:
         """Let barriers pass of the groups that the queues are of. Return whether one did."""
+        self._barriers_at = self._now() + BUSY_S
         self._begin_to_ask(lambda: next(iter(self._queues.groups), None))
         try:
             return pass_barriers(self._groups, at_once=at_once) > 0

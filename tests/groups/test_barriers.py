@@ -140,6 +140,7 @@ def test_as_dict_is_for_json(group: Group) -> None:
         "then": ["report", "report"],
         "on_failure": "run",
         "set_at": barrier.set_at,
+        "join": False,
     }
     assert group.barriers() == [barrier]
 
@@ -173,7 +174,7 @@ def test_the_whole_group_another_group_and_another_word_are_refused(group: Group
         with pytest.raises(fsqueue.InvalidArgument):
             group.barrier(queues, then=("b", 1))
     with pytest.raises(fsqueue.InvalidArgument):
-        group.barrier("a", then=("b", 1), on_failure="drop")  # type: ignore[arg-type]
+        group.barrier("a", then=("b", 1), on_failure="stop")  # type: ignore[arg-type]
     with pytest.raises(fsqueue.TaskTooLarge):
         group.barrier("a", then=[("b", "x" * (1 << 20))] * 10)
 
