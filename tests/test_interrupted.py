@@ -43,7 +43,7 @@ EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 def places(code: CodeType) -> frozenset[int]:
     """Return the instructions at which a function is interrupted."""
     if EVERYWHERE or IS_ALL:
-        return frozenset(one.offset for one in dis.get_instructions(code)) - within_a_call(code)
+        return frozenset(one.offset for one in dis.get_instructions(code)) - never_interrupted(code)
     return behind_looks(code)
 
 
@@ -63,18 +63,26 @@ def behind_looks(code: CodeType) -> frozenset[int]:
 
 
 @cache
-def within_a_call(code: CodeType) -> frozenset[int]:
-    """Where the interpreter has prepared a call with keywords, and an exception would leave that to the next call.
+def never_interrupted(code: CodeType) -> frozenset[int]:
+    """Return where only a trace function can raise, and the interpreter would then take one thing for another.
 
-    It looks for signals nowhere near; only a trace function can raise there (CPython 3.11 and 3.12).
+    It looks for signals nowhere near. Where it has prepared a call with keywords, an exception would leave that to the
+    next call (CPython 3.11 and 3.12). Where it begins or ends to handle an exception, this would stay the one that the
+    thread handles: for good, and with it all that its frames have.
     """
     found: set[int] = set()
     prepared = False
     for instruction in dis.get_instructions(code):
-        if prepared:
+        handles = instruction.opname in ("PUSH_EXC_INFO", "POP_EXCEPT")
+        if prepared or handles:
             found.add(instruction.offset)
+        if instruction.opname == "POP_EXCEPT":
+            found.add(instruction.offset - COPY_BYTES)  # of an exception that is raised on, the instruction before it
         prepared = instruction.opname == "KW_NAMES" or (prepared and instruction.opname != "CALL")
     return frozenset(found)
+
+
+COPY_BYTES = 2
 
 
 class Interrupter:
