@@ -9,6 +9,7 @@ import click
 
 import fsqueue
 from fsqueue.format import user_json, wording
+from fsqueue.format.barriers import OnFailure
 
 from .common import NOTHING_EXIT, example, group_at, json_option, named, not_there, worker_option
 from .printing import complain, hint, plain, print_done, print_json, say
@@ -18,6 +19,7 @@ from .targets import is_address
 @click.command(
     epilog=example(
         """fsqueue barrier /scratch/me/crawl --of fetch --of parse --then report='{"day": "monday"}'
+fsqueue barrier /scratch/me/crawl --of-commit fetch=monday --then report='"monday"'
 fsqueue barrier /scratch/me/crawl                     # lists them
 fsqueue barrier /scratch/me/crawl --cancel ID"""
     )
@@ -25,9 +27,12 @@ fsqueue barrier /scratch/me/crawl --cancel ID"""
 @click.argument("group", metavar="GROUP")
 @click.option("--of", "queues", metavar="QUEUE", multiple=True, help="A queue that has to be drained. Repeatable.")
 @click.option("--match", metavar="RE", help="Instead: all queues whose whole names match.")
+@click.option("--of-commit", "commits", metavar="QUEUE=NAME", multiple=True,
+              help="Instead: the tasks of a commit ('insert --commit NAME') have to be done. Repeatable.")  # fmt: skip
 @click.option("--then", "then", metavar="QUEUE=JSON", multiple=True, help="A task that comes then. Repeatable.")
-@click.option("--on-failure", type=click.Choice(["run", "wait"]), default="run", show_default=True,
-              help="If there are dead letters: run all the same, or wait until there are none.")  # fmt: skip
+@click.option("--on-failure", type=click.Choice(["run", "wait", "drop"]),
+              help="If there are dead letters: run all the same, wait until there are none, or cancel the barrier "
+                   "[run; with --of-commit wait].")  # fmt: skip
 @click.option("--cancel", "cancelled", metavar="ID", multiple=True, help="Cancel a barrier that waits.")
 @worker_option
 @json_option
@@ -35,8 +40,9 @@ def barrier(
     group: str,
     queues: tuple[str, ...],
     match: str | None,
+    commits: tuple[str, ...],
     then: tuple[str, ...],
-    on_failure: str,
+    on_failure: OnFailure | None,
     cancelled: tuple[str, ...],
     worker: str | None,
     as_json: bool,
@@ -50,6 +56,9 @@ def barrier(
     No process has to stay for that. Workers of the group that have nothing to do look, and so do 'fsqueue wait',
     'status' and 'gc', whoever was killed.
 
+    With --of-commit the tasks come once all tasks of commits are done, whatever else is in their queues. 'fsqueue
+    results QUEUE --inputs-of TASK' prints what came of those.
+
     Without --then and --cancel the command lists the barriers, and for a week those that have ended.
 
     Exit code 3: one of --cancel has passed before, or is not known.
@@ -59,13 +68,23 @@ def barrier(
             f"{group} is an address, and a barrier is set where its directory is mounted. Nothing was done. A gateway "
             "lets it pass like any other process."
         )
-    if bool(then) != bool(queues or match is not None) or (cancelled and then):
-        raise click.UsageError("Give --of or --match, and --then; or --cancel; or nothing, to list. Nothing was done.")
+    if bool(then) != bool(queues or commits or match is not None) or (cancelled and then):
+        raise click.UsageError(
+            "Give --of, --match or --of-commit, and --then; or --cancel; or nothing, to list. Nothing was done."
+        )
     opened = group_at(group, worker=worker) or fsqueue.Group(group, worker=worker)  # GroupNotFound, NotAQueue
     if cancelled:
         _cancel(opened, cancelled, as_json)
     elif then:
-        _set(opened, queues, match, [_task(opened, text) for text in then], on_failure, as_json)
+        if (match is not None) + bool(queues) + bool(commits) > 1:
+            raise click.UsageError("Give one of --of, --match and --of-commit. Nothing was done.")
+        tasks = [_task(opened, text) for text in then]
+        if commits:
+            of = [_commit(opened, text) for text in commits]
+            _set(opened, opened.join(of, tasks, on_failure=on_failure or "wait"), as_json)
+        else:
+            awaited: Any = [named(opened, name) for name in queues] if match is None else opened.matching(match)
+            _set(opened, opened.barrier(awaited, tasks, on_failure=on_failure or "run"), as_json)
     else:
         _list(opened, as_json)
 
@@ -80,14 +99,15 @@ def _task(group: fsqueue.Group, text: str) -> tuple[str, Any]:
         raise click.UsageError(f"The payload of --then {queue}= {error}. Nothing was done.") from None
 
 
-def _set(
-    group: fsqueue.Group, queues: tuple[str, ...], match: str | None, then: list[tuple[str, Any]], how: str,
-    as_json: bool,
-) -> None:  # fmt: skip
-    if match is not None and queues:
-        raise click.UsageError("Give either --of or --match. Nothing was done.")
-    awaited: Any = [named(group, name) for name in queues] if match is None else group.matching(match)
-    made = group.barrier(awaited, then, on_failure="wait" if how == "wait" else "run")
+def _commit(group: fsqueue.Group, text: str) -> fsqueue.Commit:
+    queue, equals, name = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--of-commit is QUEUE=NAME, not {text!r:.100}. Nothing was done.")
+    return group[named(group, queue)].commit(name)
+
+
+def _set(group: fsqueue.Group, made: fsqueue.Barrier, as_json: bool) -> None:
+    """Print what was set, and which queues are not there."""
     group.pass_barriers(at_once=True)
     print_done(as_json, made.as_dict(), made.id)
     for name in made.of:
@@ -129,6 +149,8 @@ def _list(group: fsqueue.Group, as_json: bool) -> None:
 def _lines(found: list[fsqueue.Barrier]) -> Iterator[str]:
     for one in found:
         awaited = ", ".join(one.of) if one.match is None else f"--match {one.match}"
+        if one.is_join:
+            awaited = f"tasks of {awaited}"
         then = ", ".join(dict.fromkeys(one.then))
         tasks = wording.counted(len(one.then), "task")
         yield f"{one.id}  {one.state:<9}  {plain(awaited)} -> {plain(then)} ({tasks})"

@@ -61,10 +61,11 @@ fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of 
     metavar="FIELD",
     help="Of the tasks with one value in this field of their payloads only the newest, if it has ended.",
 )
+@click.option("--inputs-of", metavar="TASK", help="Only tasks that a join has waited for, which inserted TASK into Q.")
 @json_option
 def results(
     arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], dead: bool,
-    latest_by: str | None, as_json: bool,
+    latest_by: str | None, inputs_of: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the results of Q: what was put into each finished task beside what came out of it.
 
@@ -80,13 +81,17 @@ def results(
     newest is the one inserted last. If it waits or is leased, its value has no row: the result of an older version is
     not the present one. Tasks without a value in FIELD, and with a payload that is not kept, have no row either.
 
+    With --inputs-of, Q is the queue of TASK, which a join has inserted ('fsqueue barrier --of-commit', group.join).
+
     Q may be a group, or several queues: then the column "queue" of FILE has the path of each task's queue. A second
     Q needs a slash (./Q2), which tells it from FILE.
     """
     *queues, last = arguments
     file = last if queues and not _is_queue(last) else None
+    if inputs_of is not None and (dead or latest_by is not None):
+        raise click.UsageError("--inputs-of stands neither with --dead nor with --latest-by.")
     found = AllResults(
-        Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions), latest_by
+        Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions), latest_by, inputs_of
     )
     targets = found.targets
     if file is not None:
@@ -101,7 +106,7 @@ def results(
         rows = chain(first, rows)
         if as_json or not is_screen(sys.stdout):
             for target, result in rows:
-                print_json(target.as_dict(result.as_dict()))
+                print_json(result.as_dict() if inputs_of is not None else target.as_dict(result.as_dict()))
         elif targets.is_several:
             print_table(((target.name, *_row(one)) for target, one in rows), (20, *WIDTHS), ("QUEUE", *HEADING))
         else:
@@ -127,8 +132,14 @@ class AllResults:
     """The results of the queues that are meant, counted as they are read."""
 
     def __init__(
-        self, targets: Targets, dead: bool, condition: Callable[[Item], bool] | None, latest_by: str | None
+        self,
+        targets: Targets,
+        dead: bool,
+        condition: Callable[[Item], bool] | None,
+        latest_by: str | None,
+        inputs_of: str | None = None,
     ) -> None:
+        self._inputs_of = inputs_of
         self.targets, self._dead, self._condition, self._latest_by = targets, dead, condition, latest_by
         self.total = 0
         """Number of finished tasks that the queues read so far have counted."""
@@ -155,6 +166,9 @@ class AllResults:
                     yield [*columns, [target.path] * len(columns[0])] if self.targets.is_several else columns
 
     def _columns_of(self, target: Target, q: AnyQueue) -> Iterator[Columns]:
+        if self._inputs_of is not None:
+            yield from _in_columns(_inputs(target, q, self._inputs_of))
+            return
         known = q.status(exact=False)
         self.total += known.completed + known.dead
         completed = 0
@@ -171,6 +185,15 @@ class AllResults:
             not self._dead and latest_by is None and known.completed > completed
         ):  # what ends meanwhile is counted by neither, or by one
             self.missing[target.path] = known.completed - completed
+
+
+def _inputs(target: Target, q: AnyQueue, task: str) -> Iterator[fsqueue.Result]:
+    """Yield what came of the tasks that the join of a task has waited for."""
+    if not isinstance(q, fsqueue.GroupQueue):
+        raise click.UsageError(
+            f"{target.name} is no queue of a group that is mounted here: only tasks of such queues have inputs."
+        )
+    return q.inputs(task)
 
 
 _STATE = fsqueue.Result._fields.index("state")

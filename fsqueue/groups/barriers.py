@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fsqueue.arguments import one_of
 from fsqueue.clock import Clock
@@ -20,7 +20,7 @@ from fsqueue.filesystem import resources
 from fsqueue.format import barriers, names
 from fsqueue.format.barriers import NEVER_MS, ON_FAILURE, BarrierRecord, BatchTasks, OnFailure, Step
 from fsqueue.format.models import Task
-from fsqueue.format.names import Batch, QueueDirectory, Uuid
+from fsqueue.format.names import Batch, Uuid
 from fsqueue.groups import joins
 from fsqueue.groups.drain_check import GroupDrainCheck, status_of
 from fsqueue.groups.queue import GroupQueue, HasQueues
@@ -59,13 +59,6 @@ STATES: dict[Step | None, State] = {
 _MADE_AVAILABLE = NewValues([], 0, None, only_due=NEVER_MS)
 
 
-class HasBarriers(HasQueues, Protocol):
-    """The group of a barrier, as the barrier knows it."""
-
-    def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
-        """Return the queue of a directory, the same object as the last time if that is kept."""
-
-
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Tasks that become available once other queues are drained, as `group.barrier` returns it."""
@@ -82,7 +75,7 @@ class Barrier:
     """When it was set, in Unix seconds."""
     is_join: bool
     """Whether it waits for some tasks of these queues, and not for the queues."""
-    _group: HasBarriers = field(repr=False, compare=False)
+    _group: HasQueues = field(repr=False, compare=False)
 
     @property
     def state(self) -> State:
@@ -127,13 +120,13 @@ class BarrierLooks:
         self._left: dict[Uuid, str] = {}
         """By barrier, the name of the queue in which something was left at the last look."""
         self._warned: dict[Uuid, str] = {}
-        self._joins: dict[Uuid, joins.Progress] = {}
+        self._joins: dict[Uuid, joins.JoinProgress] = {}
 
     def due_s(self) -> float:
         """Return in how many seconds to look again at the latest."""
         return max(0.0, self._next_at - self._clock.monotonic()) if self.is_waiting else math.inf
 
-    def look(self, group: HasBarriers, *, at_once: bool) -> int:
+    def look(self, group: HasQueues, *, at_once: bool) -> int:
         """Let those barriers pass whose queues are drained, and go on with what others have left. Return how many
         passed.
 
@@ -157,7 +150,7 @@ class BarrierLooks:
         """Have the next look happen at once."""
         self._next_at = -math.inf
 
-    def _look(self, group: HasBarriers) -> int:
+    def _look(self, group: HasQueues) -> int:
         directory, fired, self.is_waiting = group.directory(), 0, False
         if not directory.has_barriers():
             return 0
@@ -176,7 +169,7 @@ class BarrierLooks:
                     logger.warning("the barrier %s of the group %s: %s", identity, directory.path, error)
         return fired
 
-    def _see_to(self, group: HasBarriers, directory: GroupDirectory, identity: Uuid, step: Step) -> int:
+    def _see_to(self, group: HasQueues, directory: GroupDirectory, identity: Uuid, step: Step) -> int:
         """Take one barrier as far as it goes. Return 1 if it has passed."""
         record = self._records.get(identity) or barrier_files.read(directory, identity, step)
         if record is None:
@@ -195,12 +188,12 @@ class BarrierLooks:
             take_out(group, directory, record)
         return 0
 
-    def _verdict(self, group: HasBarriers, record: BarrierRecord) -> Step | None:
+    def _verdict(self, group: HasQueues, record: BarrierRecord) -> Step | None:
         """Return the step that a waiting barrier takes now: "firing" if there was an instant, since this was called, at
         which it may pass; "cancelling" if it is dropped for a dead letter; None if it waits on.
         """
         if record.tasks:
-            progress = self._joins.setdefault(record.id, joins.Progress(record))
+            progress = self._joins.setdefault(record.id, joins.JoinProgress(record))
             return _OUTLOOKS[progress.look(group)]
         left = self._left.get(record.id)
         if left is not None and not GroupDrainCheck([Selected(group, names_=(left,))])():
@@ -226,7 +219,7 @@ _OUTLOOKS: dict[joins.Outlook, Step | None] = {"waits": None, "done": "firing", 
 # -- the steps, by whoever takes them ----------------------------------------------------------------------------------
 
 
-def insert(group: HasBarriers, directory: GroupDirectory, record: BarrierRecord) -> Step | None:
+def insert(group: HasQueues, directory: GroupDirectory, record: BarrierRecord) -> Step | None:
     """Insert the tasks of a barrier that has begun, due never, each once. Return how far it is then."""
     for name, lines in record.targets().items():
         commit = group.opened_queue(names.queue_directory(name)).commit(record.commit)
@@ -242,7 +235,7 @@ def insert(group: HasBarriers, directory: GroupDirectory, record: BarrierRecord)
     return found
 
 
-def make_available(group: HasBarriers, record: BarrierRecord) -> None:
+def make_available(group: HasQueues, record: BarrierRecord) -> None:
     """Make those tasks of a barrier available that are due never."""
     for store in _stores(group, record):
         for batch, tasks in _batches(store, record):
@@ -250,7 +243,7 @@ def make_available(group: HasBarriers, record: BarrierRecord) -> None:
         store.doorbell.ring()
 
 
-def take_out(group: HasBarriers, directory: GroupDirectory, record: BarrierRecord) -> None:
+def take_out(group: HasQueues, directory: GroupDirectory, record: BarrierRecord) -> None:
     """Cancel those tasks of a barrier that are due never, and see that none comes later. It is `cancelled` then."""
     for store in _stores(group, record):
         commit = Commit(store, record.commit)
@@ -261,7 +254,7 @@ def take_out(group: HasBarriers, directory: GroupDirectory, record: BarrierRecor
     barrier_files.advance(directory, record.id, "cancelling", "cancelled")
 
 
-def _stores(group: HasBarriers, record: BarrierRecord) -> Iterator[Store]:
+def _stores(group: HasQueues, record: BarrierRecord) -> Iterator[Store]:
     """Yield the queues of `then` that are there. What meets one that is deleted meanwhile goes on with the next."""
     for name in record.targets():
         queue = group.opened_queue(names.queue_directory(name))
@@ -285,14 +278,14 @@ def _batches(store: Store, record: BarrierRecord) -> Iterator[tuple[Batch, int]]
 # -- asked by users ----------------------------------------------------------------------------------------------------
 
 
-def set_barrier(group: HasBarriers, queues: object, then: object, on_failure: str) -> Barrier:
+def set_barrier(group: HasQueues, queues: object, then: object, on_failure: str) -> Barrier:
     """Do what `Group.barrier` says."""
     one_of("on_failure", on_failure, ON_FAILURE)
     of, match = _awaited(group, queues)
     return _set(group, of, match, then, on_failure, ())
 
 
-def set_join(group: HasBarriers, tasks: object, then: object, on_failure: str) -> Barrier:
+def set_join(group: HasQueues, tasks: object, then: object, on_failure: str) -> Barrier:
     """Do what `Group.join` says."""
     one_of("on_failure", on_failure, ON_FAILURE)
     waited_for = joins.tasks_of(group, tasks)
@@ -302,7 +295,7 @@ def set_join(group: HasBarriers, tasks: object, then: object, on_failure: str) -
 
 
 def _set(
-    group: HasBarriers, of: tuple[str, ...], match: str | None, then: object, on_failure: str,
+    group: HasQueues, of: tuple[str, ...], match: str | None, then: object, on_failure: str,
     waited_for: tuple[BatchTasks, ...],
 ) -> Barrier:  # fmt: skip
     """Set a barrier, by the steps of decision 73."""
@@ -339,7 +332,7 @@ def _set(
     return _barrier(group, record)
 
 
-def _withdrawn(group: HasBarriers, record: BarrierRecord, error: OSError | FsqueueError) -> FsqueueError:
+def _withdrawn(group: HasQueues, record: BarrierRecord, error: OSError | FsqueueError) -> FsqueueError:
     """Cancel a barrier that could not be set. Return the error that says what has become of it."""
     try:
         is_cancelled = cancel(group, record.id)
@@ -360,7 +353,7 @@ def _withdrawn(group: HasBarriers, record: BarrierRecord, error: OSError | Fsque
     return failure
 
 
-def _not_set(group: HasBarriers, error: OSError | FsqueueError, end: str) -> FsqueueError:
+def _not_set(group: HasQueues, error: OSError | FsqueueError, end: str) -> FsqueueError:
     """Return the error of a barrier that was not set. `end`: what its last sentence says of the barrier."""
     cause = error if isinstance(error, OSError) else error.__cause__
     # What an insert says of its own tasks, and how to go on with these, is not so any more.
@@ -411,7 +404,7 @@ def listed(directory: GroupDirectory) -> Iterator[tuple[BarrierRecord, Step]]:
             now = barrier_files.step_of(directory, identity)
 
 
-def all_of(group: HasBarriers) -> list[Barrier]:
+def all_of(group: HasQueues) -> list[Barrier]:
     """Return the barriers of a group, the oldest first: those that wait, and those that have ended within a week."""
     directory = group.directory()
     try:
@@ -421,14 +414,14 @@ def all_of(group: HasBarriers) -> list[Barrier]:
         raise from_os_error(error, f"looking at the barriers of the group {directory.path}") from error
 
 
-def _barrier(group: HasBarriers, record: BarrierRecord) -> Barrier:
+def _barrier(group: HasQueues, record: BarrierRecord) -> Barrier:
     then = tuple(queue for queue, _ in record.then)
     is_join = bool(record.tasks)
     of = tuple(dict.fromkeys(part.queue for part in record.tasks)) if is_join else record.of
     return Barrier(record.id, of, record.match, then, record.on_failure, record.at / 1000, is_join, group)
 
 
-def cancel(group: HasBarriers, identity: Uuid) -> bool:
+def cancel(group: HasQueues, identity: Uuid) -> bool:
     """Cancel a barrier. Return False if it has passed before, or is forgotten."""
     directory = group.directory()
     try:
@@ -450,7 +443,7 @@ def cancel(group: HasBarriers, identity: Uuid) -> bool:
         raise from_os_error(error, f"cancelling a barrier of the group {directory.path}") from error
 
 
-def _awaited(group: HasBarriers, queues: object) -> tuple[tuple[str, ...], str | None]:
+def _awaited(group: HasQueues, queues: object) -> tuple[tuple[str, ...], str | None]:
     """Return the names of the queues that are to be waited for, or the pattern. InvalidArgument."""
     own: object = group
     if isinstance(queues, Selected):
@@ -473,7 +466,7 @@ def _awaited(group: HasBarriers, queues: object) -> tuple[tuple[str, ...], str |
     return found, None
 
 
-def _name(group: HasBarriers, queue: object) -> str:
+def _name(group: HasQueues, queue: object) -> str:
     if isinstance(queue, GroupQueue):
         if queue.group.path != group.path:
             raise InvalidArgument(f"The queue {queue.path} is not in the group {group.path}. Nothing was done.")
@@ -482,7 +475,7 @@ def _name(group: HasBarriers, queue: object) -> str:
     return names.parse_queue_directory(directory) or directory
 
 
-def _then(group: HasBarriers, then: object) -> tuple[tuple[str, bytes], ...]:
+def _then(group: HasQueues, then: object) -> tuple[tuple[str, bytes], ...]:
     """Return the tasks that are to come then, encoded, and the names of their queues. InvalidArgument."""
     each = [then] if isinstance(then, tuple) else [*user_items(then)] if isinstance(then, list) else []
     found: list[tuple[str, bytes]] = []

@@ -27,7 +27,7 @@ from fsqueue.filesystem import resources
 from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings, parent_of
-from fsqueue.format.models import Status
+from fsqueue.format.models import Result, Status
 from fsqueue.format.names import QueueDirectory, QueueId
 from fsqueue.format.priority import Rank
 from fsqueue.groups import drain_check
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fsqueue import fsck as checker
     from fsqueue.format.barriers import OnFailure
     from fsqueue.fsck import Finding
-    from fsqueue.groups import barriers, lineage, task_numbers, update
+    from fsqueue.groups import barriers, joins, lineage, task_numbers, update
     from fsqueue.groups.barriers import Barrier, BarrierLooks
     from fsqueue.groups.lineage import Lineage
     from fsqueue.groups.task_numbers import TaskNumbers
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from fsqueue.views.flows import Flow
     from fsqueue.views.usage import Usage
 else:
-    barriers = Late("fsqueue.groups.barriers")
+    barriers, joins = Late("fsqueue.groups.barriers"), Late("fsqueue.groups.joins")
     administration, flows = Late("fsqueue.administration"), Late("fsqueue.views.flows")
     checker, task_numbers = Late("fsqueue.fsck"), Late("fsqueue.groups.task_numbers")
     update, updates = Late("fsqueue.groups.update"), Late("fsqueue.protocol.updates")
@@ -417,6 +417,10 @@ class Group(GroupQueues):
         Who lets it pass, and when: docs/barriers.md. InvalidArgument; TaskTooLarge; GroupNotFound.
         """
         return self._hurried(barriers.set_join(self, tasks, then, on_failure))
+
+    def _inputs_of(self, queue: GroupQueue, task_id: str) -> Iterator[Result]:
+        """Yield what came of the tasks that the join of a task of this queue has waited for."""
+        return joins.inputs(self, self.directory(), queue.store, task_id)
 
     def _hurried(self, made: Barrier) -> Barrier:
         """Have the next look at the barriers happen at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fsqueue.commit import Commit
 from fsqueue.errors import InvalidArgument, QueueNotFound, shown
@@ -12,16 +12,13 @@ from fsqueue.format import movements, names
 from fsqueue.format.barriers import BarrierRecord, BatchTasks, OnFailure
 from fsqueue.format.models import DEAD, Result, TaskRef
 from fsqueue.format.names import BATCH_TASKS_MAX, Batch
-from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.queue import GroupQueue, HasQueues
 from fsqueue.interruptions import suppress
 from fsqueue.storage import barrier_files, commits, deadletters, retrying
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_items
 from fsqueue.views import inspection, task_results
-
-if TYPE_CHECKING:
-    from fsqueue.groups.barriers import HasBarriers
 
 Outlook = Literal["waits", "done", "failed"]
 
@@ -37,7 +34,7 @@ class _Rest(NamedTuple):
     """The ids of the tasks that were inserted in the place of dead letters."""
 
 
-class Progress:
+class JoinProgress:
     """How many tasks of a join's set have ended, as far as one process knows. It looks at no batch again that has."""
 
     def __init__(self, record: BarrierRecord) -> None:
@@ -45,7 +42,7 @@ class Progress:
         self._left = [*reversed(record.tasks)]
         """The tasks that may be left, those that are looked at next last."""
 
-    def look(self, group: HasBarriers) -> Outlook:
+    def look(self, group: HasQueues) -> Outlook:
         """Return whether all tasks of the set have ended. It reads the batches of those that may be left, until it
         finds one that is.
 
@@ -65,7 +62,7 @@ class Progress:
                 return "waits"
         return "done"
 
-    def _rest(self, group: HasBarriers, part: BatchTasks) -> _Rest:
+    def _rest(self, group: HasQueues, part: BatchTasks) -> _Rest:
         queue = group.opened_queue(names.queue_directory(part.queue))
         with suppress(QueueNotFound), resources.Scope():
             if queue.exists():
@@ -110,7 +107,7 @@ def parts_of(queue: str, ids: Iterable[str]) -> list[BatchTasks]:
 # -- asked by users ----------------------------------------------------------------------------------------------------
 
 
-def tasks_of(group: HasBarriers, given: object) -> tuple[BatchTasks, ...]:
+def tasks_of(group: HasQueues, given: object) -> tuple[BatchTasks, ...]:
     """Return the tasks that references and named commits stand for, in order. InvalidArgument."""
     each = [given] if isinstance(given, (TaskRef, Commit)) else given
     if not isinstance(each, Iterable) or isinstance(each, (str, bytes, dict)):
@@ -139,7 +136,7 @@ def tasks_of(group: HasBarriers, given: object) -> tuple[BatchTasks, ...]:
 _WANTED = "A join takes references to tasks, as insert returns them, or named commits, not {}. Nothing was done."
 
 
-def _of_commit(group: HasBarriers, commit: Commit) -> Iterator[BatchTasks]:
+def _of_commit(group: HasQueues, commit: Commit) -> Iterator[BatchTasks]:
     """Yield the tasks of a named commit that was published."""
     name = commit.store.name_in_group
     if name is None or str(group.opened_queue(names.queue_directory(name)).path) != commit.store.path:
@@ -153,7 +150,7 @@ def _of_commit(group: HasBarriers, commit: Commit) -> Iterator[BatchTasks]:
             yield BatchTasks(name, names.successor(part.first, place), whole)
 
 
-def refuse_without_history(group: HasBarriers, tasks: Iterable[BatchTasks], on_failure: str) -> None:
+def refuse_without_history(group: HasQueues, tasks: Iterable[BatchTasks], on_failure: str) -> None:
     """Raise InvalidArgument if a queue of these tasks keeps no history: what became of a dead letter is then not known
     for long.
     """
@@ -165,7 +162,7 @@ def refuse_without_history(group: HasBarriers, tasks: Iterable[BatchTasks], on_f
             )
 
 
-def inputs(group: HasBarriers, directory: GroupDirectory, store: Store, task_id: str) -> Iterator[Result]:
+def inputs(group: HasQueues, directory: GroupDirectory, store: Store, task_id: str) -> Iterator[Result]:
     """Yield what came of the tasks that the join of a task waited for. InvalidArgument if it is a task of no join."""
     record = _join_of(directory, store, names.parse_task_id(task_id)[0])
     if record is None:
@@ -182,7 +179,7 @@ def inputs(group: HasBarriers, directory: GroupDirectory, store: Store, task_id:
         left += parts_of(part.queue, retried)
 
 
-def _ended(group: HasBarriers, part: BatchTasks) -> tuple[list[Result], list[str]]:
+def _ended(group: HasQueues, part: BatchTasks) -> tuple[list[Result], list[str]]:
     """Return what is known of tasks of a batch, and the ids of the tasks that others of them were inserted again as."""
     queue = group.opened_queue(names.queue_directory(part.queue))
     with suppress(QueueNotFound):

@@ -50,10 +50,8 @@ from fsqueue.verbs.table import OF_QUEUES
 
 if TYPE_CHECKING:
     from fsqueue import administration
-    from fsqueue.groups import joins
 else:
     administration = Late("fsqueue.administration")
-    joins = Late("fsqueue.groups.joins")
 
 Check = Callable[[Settings, str], object]
 """Raises InvalidArgument if what is to be inserted does not go into a new queue of these settings, in this domain: see
@@ -89,6 +87,9 @@ class HasQueues(Protocol):
     def directory(self) -> GroupDirectory:
         """Return the open group. GroupNotFound if it is not in its place, or another one is."""
 
+    def opened_queue(self, directory: names.QueueDirectory) -> GroupQueue:
+        """Return the queue of a directory, the same object as the last time if that is kept."""
+
     def note_open(self, queue: GroupQueue) -> None:
         """Take note of a queue that is open now: closing the group closes it."""
 
@@ -105,6 +106,9 @@ class HasQueues(Protocol):
 
     def barriers_due_s(self) -> float:
         """Return in how many seconds to call `pass_barriers` again at the latest."""
+
+    def _inputs_of(self, queue: GroupQueue, task_id: str) -> Iterator[Result]:
+        """Yield what came of the tasks that the join of a task of this queue has waited for."""
 
     def _proof_of(self, given: object) -> bytes | None:
         """Return `drained_proof` of a queue of this group, or of queues of it."""
@@ -520,8 +524,7 @@ class GroupQueue(Queue):
         InvalidArgument if no join of the last week has inserted the task.
         """
         [task_id] = task_ids(task.id if isinstance(task, LeasedTask) else task)
-        found = joins.inputs(self.group, self.group.directory(), self.store, task_id)  # type: ignore[arg-type]
-        return translated(self, found, "looking for the inputs of a task")
+        return translated(self, self.group._inputs_of(self, task_id), "looking for the inputs of a task")
 
     def drained_proof(self) -> bytes | None:
         """Return what proves that it is drained: see `Queue.drained_proof`. One that never was has it, too."""

@@ -49,6 +49,47 @@ def test_set_list_and_cancel(group: Group, fsqueue_cli: Run) -> None:
     assert states == ["waiting", "cancelled"]
 
 
+def test_a_join_of_commits_and_the_inputs_of_its_task(group: Group, fsqueue_cli: Run, tmp_path: Path) -> None:
+    group["parse"].insert_many([1, 2], commit="monday")
+    of = ("barrier", group.path, "--of-commit", "parse=monday", "--then", "report=1")
+    [one] = [json.loads(fsqueue_cli(*of, "--json").stdout)]
+    assert (one["join"], one["of"], one["on_failure"], one["state"]) == (True, ["parse"], "wait", "waiting")
+    assert fsqueue_cli("barrier", group.path).stdout == f"{one['id']}  waiting    tasks of parse -> report (1 task)\n"
+    dropped = json.loads(fsqueue_cli(*of, "--on-failure", "drop", "--json").stdout)
+    assert dropped["on_failure"] == "drop"
+    fsqueue_cli("barrier", group.path, "--cancel", dropped["id"])
+    for task in group["parse"].lease(2):
+        task.complete({"y": task.payload * 10})
+    fsqueue_cli("barrier", group.path)
+    [task] = group["report"].lease()
+    inputs = fsqueue_cli("results", group.path / "report", "--inputs-of", task.id, "--json").stdout.splitlines()
+    assert [json.loads(line)["result"] for line in inputs] == [{"y": 10}, {"y": 20}]
+    assert not any("queue" in json.loads(line) for line in inputs)
+    fsqueue_cli("results", group.path / "report", "--inputs-of", task.id, "--where", "result.y=20", tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().count("completed") == 1
+    refused = fsqueue_cli("results", group.path / "report", "--inputs-of", group["fetch"].lease()[0].id, code=2)
+    assert "has no inputs" in refused.stderr
+
+
+def test_what_no_join_can_be_is_refused(group: Group, fsqueue_cli: Run, tmp_path: Path) -> None:
+    alone = Queue.create(tmp_path / "q")
+    for more, code, text in [
+        (("--of-commit", "fetch"), 2, "--of-commit is QUEUE=NAME"),
+        (("--of-commit", "fetch=x", "--of", "fetch"), 2, "Give one of"),
+        (("--of-commit", "fetch=x"), 2, "Nothing was published under the name x"),
+    ]:
+        refused = fsqueue_cli("barrier", group.path, *more, "--then", "report=1", code=code)
+        assert text in refused.stderr
+    assert group.barriers() == []
+    task = "0" * 32 + ".0"
+    for queue, more, text in [
+        (alone.path, (), "no queue of a group"),
+        (group.path / "fetch", ("--dead",), "neither with --dead"),
+        (group.path / "fetch", ("--latest-by", "x"), "nor with --latest-by"),
+    ]:
+        assert text in fsqueue_cli("results", queue, "--inputs-of", task, *more, code=2).stderr
+
+
 @pytest.mark.parametrize("by", [("status",), ("gc",), ("wait", "--match", "fetch"), ("barrier",)])
 def test_commands_let_it_pass(group: Group, fsqueue_cli: Run, by: tuple[str, ...]) -> None:
     barrier = group.barrier("fetch", then=("report", 1))

@@ -47,6 +47,7 @@ ASKS = {
 """Calls that ask whether a commit, a retry or an update of another process is unfinished, or finish it."""
 ASKED = {
     "fsqueue.fsck.places": 2,
+    "fsqueue.groups.joins": 1,
     "fsqueue.maintenance": 1,
     "fsqueue.protocol.deciding": 1,
     "fsqueue.protocol.keyed_inserts": 1,

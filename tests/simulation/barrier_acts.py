@@ -1,4 +1,4 @@
-"""Barriers in stories of groups: tasks come into the queue `r` once `q` is drained, and the judgement.
+"""Barriers in stories of groups: tasks come into the queue `r` once `q`, or some tasks of it, are done; the judgement.
 
 Setting one is an insert into `r`: what was reported has to be there. Whoever finds nothing to do lets it pass.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import LeasedTask
+from fsqueue import LeasedTask, TaskRef
 from tests.simulation import relays
 from tests.simulation.group_acts import group_of
 from tests.simulation.history import DONE, Actor, Call, original
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OF, INTO = "q", "r"
 MARK = "behind"
-"""An argument of a call that has set a barrier: the queue that it waits for."""
+"""An argument of a call that has set a barrier: the queue that it waits for, or the payloads of a join's tasks."""
 
 
 def set_barrier(story: Story, actor: Actor) -> None:
@@ -28,6 +28,24 @@ def set_barrier(story: Story, actor: Actor) -> None:
     then = [(INTO, payload) for payload in payloads]
     into = relays.both(story, actor)[1]
     into.do("insert", lambda q: group_of(q).barrier(OF, then), payloads=payloads, **{MARK: OF})
+
+
+def set_join(story: Story, actor: Actor) -> None:
+    """Set a join: a task comes into `r` once up to three tasks of `q` have ended, which may have by now."""
+    known = {payload: ids[0] for payload, ids in story.history.ids.items() if ids}
+    if not known:
+        return
+    awaited = story.rng.sample(sorted(known), min(len(known), story.rng.choice((1, 2, 3))))
+    payloads = story.fresh(1)
+    into = relays.both(story, actor)[1]
+
+    def join(q: Any) -> Any:
+        group = group_of(q)
+        return group.join(
+            [TaskRef(known[payload], True, group[OF]) for payload in awaited], (INTO, payloads[0]), on_failure="run"
+        )
+
+    into.do("insert", join, payloads=payloads, **{MARK: awaited})
 
 
 def feed_first(story: Story, actor: Actor) -> None:
@@ -41,12 +59,14 @@ def pass_barriers(story: Story, actor: Actor) -> None:
 
 
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    act.__name__: act for act in (set_barrier, feed_first, pass_barriers)
+    act.__name__: act for act in (set_barrier, set_join, feed_first, pass_barriers)
 }
 
 
 def judge(story: Story) -> Iterator[str]:
-    """Each task of a barrier was there once, and was leased only after an instant at which `q` was drained."""
+    """Each task of a barrier was there once, and was leased only after an instant at which `q` was drained; that of a
+    join only after its tasks had ended.
+    """
     set_by = {
         payload: call
         for call in story.history_beside.calls
@@ -59,11 +79,17 @@ def judge(story: Story) -> Iterator[str]:
     if not set_by or story.world.disk.lost or story.scenario.stale_listings:
         return  # the proof of "drained" presumes that a listing asks the server
     lives = sorted(_lives(story))
+    ends = relays.ends_of_lives(story)
     for history in (story.history, story.history_beside):
         for call in history.calls:
             for task in _handed_out(call):
-                if (begun := set_by.get(original(task.payload))) is not None:
+                begun = set_by.get(original(task.payload))
+                if begun is None:
+                    continue
+                if begun.args[MARK] == OF:
                     yield from _too_early(begun, call, lives)
+                elif left := [one for one in begun.args[MARK] if ends.get(one, math.inf) >= call.end]:
+                    yield f"{call}: it got the task of {begun}, before {left} had ended"
 
 
 def _handed_out(call: Call) -> Iterator[LeasedTask]:

@@ -96,8 +96,8 @@ MUTATIONS = [
             (
                 "BarrierLooks._see_to",
                 """
-                if now == "waiting" and self._may_pass(group, record):
-                    now = barrier_files.advance(directory, identity, "waiting", "firing")
+                if now == "waiting" and (verdict := self._verdict(group, record)) is not None:
+                    now = barrier_files.advance(directory, identity, "waiting", verdict)
                 """,
                 """
                 if now == "waiting":
@@ -106,6 +106,12 @@ MUTATIONS = [
             ),
         ),
         first=19,
+    ),
+    Mutation(
+        "a join passes while tasks of its set are left",
+        "its task is available before the tasks that it waits for have ended",
+        "join",
+        (("JoinProgress.look", "left = rest.unfinished + rest.dead", "left = list[int]()"),),
     ),
     Mutation(
         "a barrier that has begun is gone on with by nobody",

@@ -115,6 +115,8 @@ BARRIERS = {
     "gc": 0.5,
 }
 """Barriers are set and pass, beside inserts into the queue that they wait for, and workers of it."""
+JOINS = BARRIERS | {"set_barrier": 0.0, "set_join": 4.0, "feed_first": 4.0}
+"""Joins wait for some tasks of that queue."""
 SCENARIOS = {
     one.name: one
     for one in (
@@ -124,6 +126,10 @@ SCENARIOS = {
             "barrier-power", shared=False, hosts=1, actions=BARRIERS, faults=("power", "kill"), lossy=True, **GROUP
         ),
         Scenario("barrier-nfs", actions=BARRIERS, faults=("kill", "delay", "stop", "cut", "reply"), stale=0.4, **GROUP),
+        Scenario("join", shared=False, hosts=1, actions=JOINS, faults=("kill", "kill", "delay"), **GROUP),
+        Scenario("join-error", shared=False, hosts=1, actions=JOINS, faults=("error", "after", "full"), **GROUP),
+        Scenario("join-power", shared=False, hosts=1, actions=JOINS, faults=("power", "kill"), lossy=True, **GROUP),
+        Scenario("join-nfs", actions=JOINS, faults=("kill", "delay", "stop", "cut", "reply"), stale=0.4, **GROUP),
         Scenario("group", shared=False, hosts=1, actions=BEGIN, faults=("kill", "kill", "delay"), **GROUP),
         Scenario("group-nfs", actions=BEGIN, faults=("kill", "host", "delay", "stop", "cut"), stale=0.4, **GROUP),
         Scenario("group-reply", actions=BEGIN, faults=("reply", "reply", "after", "kill"), stale=0.3, **GROUP),

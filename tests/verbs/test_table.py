@@ -17,9 +17,9 @@ pytestmark = pytest.mark.once
 
 NO_VERBS = {
     "close", "create", "directory", "drained_proof", "exists", "gateway", "generation", "group", "has_priorities", "id",
-    "lease_for_others", "path", "paused", "settings", "typed_path", "url",
+    "inputs", "lease_for_others", "path", "paused", "settings", "typed_path", "url",
 }  # fmt: skip
-"""What tells what a queue is, or opens and closes it."""
+"""What tells what a queue is, opens and closes it, or is of tasks of joins, which gateways do not tell."""
 OF_LOOPS = {"committed", "counted", "lease_patiently", "put_back"}
 """What `RemotePoll`, a wait for several, and `insert --commit` ask of a gateway's queue."""
 IN_GROUPS = {"depends"}

@@ -221,6 +221,10 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     print([f"{flow.source} to {flow.target}: {flow.updates}" for flow in flows])
     barrier: fsqueue.Barrier = group.barrier(["first", group["second"]], then=("third", 1), on_failure="wait")
     several = group.barrier(group.matching("f.*"), then=[("third", fsqueue.Task(1, priority=2)), (group["fourth"], 2)])
+    join: fsqueue.Barrier = group.join([group["first"].insert(1), group["first"].commit("x")], ("third", 1))
+    for task in group["third"].lease():
+        inputs: Iterator[fsqueue.Result] = task.inputs()
+        print(join.is_join, [one.result for one in inputs], [*group["third"].inputs(task)])
     print(barrier.state, several.cancel(), group.barriers(), group.pass_barriers(at_once=True), barrier.as_dict())
     found: fsqueue.GroupStatus = group.status(".*", exact=False)
     print(found.status.waiting, found.queues, [queue.name for queue in group.queues("s.*", tasks_min=0)])
