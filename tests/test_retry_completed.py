@@ -207,6 +207,7 @@ def test_groups_are_bounded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     assert waiting(q) == list(range(10))
 
 
+@pytest.mark.batched
 def test_groups_are_bounded_in_bytes(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of 45 bytes: the fourth is the one that reaches the bound. Each group counts for itself."""
     monkeypatch.setattr(maintenance, "GROUP_BYTES_MAX", 150)
