@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import orjson
 
+from fsqueue.errors import InvalidArgument
 from fsqueue.format import movements, names, task_file
 from fsqueue.format.groups import barriers_directory
 from fsqueue.format.models import DELAYED, Task, TaskInfo
@@ -116,9 +117,9 @@ def parse(content: bytes) -> BarrierRecord | None:
             pattern: Any = more.get("match")
             then = [one for one in map(_then, given) if one is not None]
             tasks = _tasks(more.get("tasks", []))
-            is_sound = all(type(name) is str for name in of) and tasks is not None
-            is_sound = is_sound and (type(pattern) is str) + bool(of) + bool(tasks) == 1
-            if known is not None and is_sound and how in ON_FAILURE and len(then) == len(given):
+            is_sound = all(map(_is_queue, of)) and (pattern is None or _is_pattern(pattern)) and tasks is not None
+            is_sound = is_sound and (pattern is not None) + bool(of) + bool(tasks) == 1
+            if known is not None and is_sound and how in ON_FAILURE and then and len(then) == len(given):
                 means: Any = how
                 return BarrierRecord(known, at, tuple(of), pattern, means, tuple(then), tasks or ())
     return None
@@ -129,7 +130,7 @@ def _tasks(given: Any) -> tuple[BatchTasks, ...] | None:
     found: list[BatchTasks] = []
     for one in given if isinstance(given, list) else [None]:
         match one:
-            case [str(queue), str(text), list(ranges)] if (batch := names.parse_batch(text)) is not None:
+            case [queue, text, list(ranges)] if _is_queue(queue) and (batch := names.parse_batch(text)) is not None:
                 pairs = [(one[0], one[1]) for one in ranges if _is_range(one)]
                 if not pairs or len(pairs) < len(ranges):
                     return None
@@ -147,9 +148,29 @@ def _is_range(given: Any) -> bool:
     return False
 
 
+def _is_queue(name: Any) -> bool:
+    try:
+        names.queue_directory(name)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _is_pattern(given: Any) -> bool:
+    try:
+        re.compile(given)
+    except (re.error, OverflowError, RecursionError, TypeError):
+        return False
+    return type(given) is str
+
+
 def _then(given: Any) -> tuple[str, bytes] | None:
     match given:
-        case {"queue": str(queue), "task": dict(task)} if "payload" in task or "b64" in task:
+        case {"queue": str(queue), "task": dict(task)} if _is_queue(queue):
+            try:
+                task_file.decode_fields(task)
+            except ValueError:
+                return None
             return queue, orjson.dumps(task, option=orjson.OPT_APPEND_NEWLINE)
     return None
 

@@ -16,7 +16,7 @@ from fsqueue.arguments import one_of
 from fsqueue.clock import Clock
 from fsqueue.commit import Commit
 from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, TaskTooLarge, from_os_error
-from fsqueue.filesystem import resources
+from fsqueue.filesystem import PassingOverStrays, resources
 from fsqueue.format import barriers, names
 from fsqueue.format.barriers import NEVER_MS, ON_FAILURE, BarrierRecord, BatchTasks, OnFailure, Step
 from fsqueue.format.models import Task
@@ -164,9 +164,14 @@ class BarrierLooks:
                 fired += self._see_to(group, directory, identity, step)
             except (OSError, FsqueueError) as error:
                 let_out(error)
-                if self._warned.get(identity) != str(error):
-                    self._warned[identity] = str(error)
-                    logger.warning("the barrier %s of the group %s: %s", identity, directory.path, error)
+                what = f"looking at the barrier {identity} of the group {directory.path}"
+                if isinstance(error, OSError):
+                    said = str(from_os_error(error, what, "It stays as it is until a process can take it further."))
+                else:
+                    said = f"{error} (Met while {what}.)"
+                if self._warned.get(identity) != said:
+                    self._warned[identity] = said
+                    logger.warning("%s", said)
         return fired
 
     def _see_to(self, group: HasQueues, directory: GroupDirectory, identity: Uuid, step: Step) -> int:
@@ -335,8 +340,9 @@ def _set(
 def _withdrawn(group: HasQueues, record: BarrierRecord, error: OSError | FsqueueError) -> FsqueueError:
     """Cancel a barrier that could not be set. Return the error that says what has become of it."""
     try:
-        is_cancelled = cancel(group, record.id)
-        is_over = not is_cancelled and barrier_files.step_of(group.directory(), record.id) is not None
+        directory = group.directory()
+        found = _decide_to_cancel(directory, record.id)
+        is_over = found is False and barrier_files.step_of(directory, record.id) is not None
     except (OSError, FsqueueError) as other:
         let_out(other)
         end = (
@@ -346,21 +352,28 @@ def _withdrawn(group: HasQueues, record: BarrierRecord, error: OSError | Fsqueue
         failure = _not_set(group, error, end)
         failure.is_exact, failure.advice = False, end
         return failure
-    failure = _not_set(
-        group, error, f"The barrier {record.id} has passed already." if is_over else "There is no barrier."
-    )
+    if isinstance(found, BarrierRecord):
+        with suppress(OSError, FsqueueError):  # the next process that looks does it
+            take_out(group, directory, found)
+    end = f"The barrier {record.id} has passed already." if is_over else "There is no barrier."
+    failure = _not_set(group, error, end)
     failure.is_exact = not is_over
     return failure
 
 
 def _not_set(group: HasQueues, error: OSError | FsqueueError, end: str) -> FsqueueError:
     """Return the error of a barrier that was not set. `end`: what its last sentence says of the barrier."""
+    failure = _failed(f"setting a barrier in the group {group.path}", error, end)
+    failure.inserted = failure.new = 0
+    return failure
+
+
+def _failed(what: str, error: OSError | FsqueueError, end: str) -> FsqueueError:
+    """Return what `error`, met while doing `what`, means to the user. `end`: what is true of the barrier."""
     cause = error if isinstance(error, OSError) else error.__cause__
     # What an insert says of its own tasks, and how to go on with these, is not so any more.
-    what = f"setting a barrier in the group {group.path}"
     failure = from_os_error(cause, what) if isinstance(cause, OSError) else error
     assert isinstance(failure, FsqueueError)
-    failure.inserted = failure.new = 0
     failure.args = (f"{failure} {end}", *failure.args[1:])
     return failure
 
@@ -390,12 +403,14 @@ def _refuse_circle(directory: GroupDirectory, record: BarrierRecord) -> None:
 
 
 def listed(directory: GroupDirectory) -> Iterator[tuple[BarrierRecord, Step]]:
-    """Yield the barriers of a group, the oldest first, and how far each is. Damaged files are left out: fsck tells."""
+    """Yield the barriers of a group, the oldest first, and how far each is. Leave damaged files out, and what is
+    no file: fsck tells of both.
+    """
     for identity, step in barrier_files.steps(directory).items():
         now: Step | None = step
         for _ in range(len(barriers.STEPS)):  # others may take it further meanwhile
             record = None
-            with suppress(FsqueueError):
+            with suppress(FsqueueError), PassingOverStrays():
                 record = None if now is None else barrier_files.read(directory, identity, now)
             if record is not None and now is not None:
                 yield record, now
@@ -424,23 +439,38 @@ def _barrier(group: HasQueues, record: BarrierRecord) -> Barrier:
 def cancel(group: HasQueues, identity: Uuid) -> bool:
     """Cancel a barrier. Return False if it has passed before, or is forgotten."""
     directory = group.directory()
+    what = f"cancelling a barrier of the group {directory.path}"
     try:
         with resources.Scope():
-            for _ in range(len(barriers.STEPS)):
-                now = barrier_files.step_of(directory, identity)
-                if now in ("begun", "waiting"):
-                    now = barrier_files.advance(directory, identity, now, "cancelling")
-                if now == "cancelling":
-                    record = barrier_files.read(directory, identity, now)
-                    if record is None:
-                        continue
-                    take_out(group, directory, record)
-                    return True
-                if now not in ("begun", "waiting"):
-                    return now == "cancelled"
-            return False
+            found = _decide_to_cancel(directory, identity)
+            if isinstance(found, bool):
+                return found
+            try:
+                take_out(group, directory, found)
+            except (OSError, FsqueueError) as error:
+                let_out(error)
+                raise _failed(what, error, "The barrier is cancelled: none of its tasks becomes available.") from error
+            return True
     except OSError as error:
-        raise from_os_error(error, f"cancelling a barrier of the group {directory.path}") from error
+        raise from_os_error(error, what) from error
+
+
+def _decide_to_cancel(directory: GroupDirectory, identity: Uuid) -> BarrierRecord | bool:
+    """Decide that a barrier is cancelled, unless it has passed. Return what its file says if its tasks are to be taken
+    out. Else return whether it is cancelled. StorageError, and nothing is decided, if its file is damaged.
+    """
+    for _ in range(len(barriers.STEPS)):
+        now = barrier_files.step_of(directory, identity)
+        if now not in ("begun", "waiting", "cancelling"):
+            return now == "cancelled"
+        record = barrier_files.read(directory, identity, now)
+        if record is None:
+            continue  # another process is taking it further
+        if now != "cancelling":
+            now = barrier_files.advance(directory, identity, now, "cancelling")
+        if now == "cancelling":
+            return record
+    return False
 
 
 def _awaited(group: HasQueues, queues: object) -> tuple[tuple[str, ...], str | None]:

@@ -57,8 +57,9 @@ def read(group: GroupDirectory, identity: Uuid, step: Step) -> BarrierRecord | N
     record = barriers.parse(content)
     if record is None or record.id != identity:
         raise StorageError(
-            f"{path} is damaged: it says nothing of a barrier. Nothing was changed. The tasks that it holds are listed "
-            "by 'fsqueue ls GROUP/QUEUE --state delayed'; 'fsqueue change' makes them available."
+            f"{path} is damaged, so no process can let this barrier pass, or cancel it. Nothing was changed. Its tasks "
+            "stay where they are: 'fsqueue ls GROUP/QUEUE --state delayed' lists them, 'fsqueue change' makes them "
+            "available, 'fsqueue cancel' takes them out. 'fsqueue fsck GROUP' tells more."
         )
     return record
 

@@ -313,22 +313,82 @@ def test_a_damaged_file_is_named_once_and_keeps_no_other_from_passing(
     assert group.barriers() == [good]
 
 
+SOUND: dict[str, Any] = {
+    "op": "barrier", "id": "01a22f2cccbc775ab1c8153288232f19", "at": 1, "of": ["a"], "match": None, "on_failure": "run",
+    "then": [{"queue": "b", "task": {"payload": 1}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"", b"[]\n", b"{}\n", json.dumps(SOUND).encode()])
+def test_what_is_no_line_of_a_barrier_is_not_read_as_one(content: bytes) -> None:
+    assert barrier_format.parse(content) is None
+
+
 @pytest.mark.parametrize(
-    "content",
+    "field",
     [
-        b"",
-        b"[]\n",
-        b"{}\n",
-        b'{"op":"barrier","id":"x","at":1,"of":["a"],"match":null,"on_failure":"run","then":[]}\n',
-        b'{"op":"barrier","id":"%(id)s","at":1,"of":["a"],"match":"b","on_failure":"run","then":[]}\n',
-        b'{"op":"barrier","id":"%(id)s","at":1,"of":[],"match":null,"on_failure":"run","then":[]}\n',
-        b'{"op":"barrier","id":"%(id)s","at":1,"of":[3],"match":null,"on_failure":"run","then":[]}\n',
-        b'{"op":"barrier","id":"%(id)s","at":1,"of":["a"],"match":null,"on_failure":"no","then":[]}\n',
-        b'{"op":"barrier","id":"%(id)s","at":1,"of":["a"],"match":null,"on_failure":"run","then":[{"queue":"a"}]}\n',
+        {"id": "x"}, {"at": "1"}, {"of": [3]}, {"of": [""]}, {"of": ["a" * 256]}, {"of": []}, {"of": [], "match": "("},
+        {"match": "b"}, {"match": "("}, {"on_failure": "no"}, {"then": []}, {"then": [{"queue": "b"}]},
+        {"then": [{"queue": "", "task": {"payload": 1}}]}, {"then": [{"queue": "b", "task": {"b64": "!"}}]},
+        {"then": [{"queue": "b", "task": {"b64": 1}}]},
     ],
-)
-def test_what_is_no_barrier_is_not_read_as_one(content: bytes) -> None:
-    assert barrier_format.parse(content.replace(b"%(id)s", b"0" * 32)) is None
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_barrier_is_not_read_as_one(field: dict[str, Any]) -> None:
+    """Any user of the group may have written it: a worker that looks must not meet an error later."""
+    assert barrier_format.parse(json.dumps(SOUND).encode() + b"\n") is not None
+    assert barrier_format.parse(json.dumps(SOUND | field).encode() + b"\n") is None
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
+def test_what_is_no_file_keeps_no_other_barrier_from_anything(
+    group: Group, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    group["a"].insert(1)
+    bad, good = (group.barrier("a", then=("b", n)) for n in range(2))
+    path = group.path / ".barriers" / f"{bad.id}.waiting"
+    path.unlink()
+    {"link": lambda: path.symlink_to("x"), "directory": path.mkdir, "pipe": lambda: os.mkfifo(path)}[kind]()
+    with caplog.at_level(logging.WARNING, "fsqueue"):
+        assert group.barriers() == [good]
+    [record] = caplog.records
+    assert "Something is in the way while looking at the barrier" in record.getMessage()
+    assert "It stays as it is until a process can take it further." in record.getMessage()
+    assert good.cancel()
+    assert group.barrier("a", then=("b", 3)).state == "waiting"
+    with pytest.raises(fsqueue.StorageError, match="in the way while cancelling a barrier"):
+        bad.cancel()
+
+
+def test_a_barrier_whose_file_is_damaged_is_not_cancelled(group: Group) -> None:
+    group["a"].insert(1)
+    barrier = group.barrier("a", then=("b", 1))
+    (group.path / ".barriers" / f"{barrier.id}.waiting").write_text("{}\n")
+    with pytest.raises(fsqueue.StorageError, match=r"is damaged, .* Nothing was changed\."):
+        barrier.cancel()
+    assert barrier.state == "waiting"
+
+
+def test_an_error_behind_the_decision_to_cancel_says_what_was_decided(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group["a"].insert(1)
+    barrier = group.barrier("a", then=("b", 1))
+
+    def fails(*args: object, **named: object) -> Any:
+        raise OSError(errno.ENOSPC, "simulated")
+
+    monkeypatch.setattr(barriers.transitions, "cancel", fails)
+    with pytest.raises(fsqueue.StorageFull, match="The barrier is cancelled: none of its tasks becomes available"):
+        barrier.cancel()
+    assert barrier.state == "cancelled"
+    assert group["b"].status().remaining == 1
+    monkeypatch.setattr(barriers, "insert", fails)
+    with pytest.raises(fsqueue.StorageFull, match=r"There is no barrier\.$"):
+        group.barrier("a", then=("c", 1))
+    monkeypatch.undo()
+    group.pass_barriers(at_once=True)
+    assert group["b"].is_drained()
 
 
 # -- who looks ---------------------------------------------------------------------------------------------------
