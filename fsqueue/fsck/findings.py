@@ -183,6 +183,13 @@ KINDS = {
         "its name again.",
         "moves it into quarantine; check whether its tasks were inserted before you commit under its name again",
     ),
+    "damaged-barrier": Kind(
+        DAMAGE,
+        "The file of a barrier that has not ended cannot be read. No process can let the barrier pass, or cancel it. "
+        "Its tasks stay delayed until the year 2286. A copy of the file is better than a repair.",
+        "moves it into quarantine. The tasks stay: 'fsqueue ls GROUP/QUEUE --state delayed' lists them, 'fsqueue "
+        "change GROUP/QUEUE ID --delay 0' makes one available, 'fsqueue cancel' takes one out",
+    ),
     "lost-decision": Kind(
         DAMAGE,
         "An atomic update has happened in another log of the group, and waits in this one: its decision file was "

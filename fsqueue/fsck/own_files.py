@@ -1,7 +1,7 @@
 """Check what no open queue is needed for (docs/fsck.md): the own files of queues and groups, a group's other files.
 
-An own file that is gone is written again. In decision files and numbers stand out: names that belong elsewhere, and
-lines that cannot be read.
+An own file that is gone is written again. In decision files, numbers and barriers stand out: names that belong
+elsewhere, and lines or files that cannot be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fsqueue.format.wording import counted
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded
 from fsqueue.fsck.repair import WAIT_S, Quarantine, void_lines
 from fsqueue.fsck.walk import judge
-from fsqueue.storage import group_directory, journals, remains
+from fsqueue.storage import barrier_files, group_directory, journals, remains
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.remains import Remains
@@ -145,12 +145,12 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
     Each of its queues is checked by itself: see `fsck`.
     """
     quarantine = Quarantine(group.fs, group.path, group.clock, group.entropy)
-    for directory, parse, has_lines in (
-        (decisions.directory(group.path), names.parse_decision_file, True),
-        (numbers.directory(group.path), names.parse_number_file, False),
-        (groups.barriers_directory(group.path), _barrier_of, False),
+    for directory, parse, check in (
+        (decisions.directory(group.path), names.parse_decision_file, _lines),
+        (numbers.directory(group.path), names.parse_number_file, _second_name),
+        (groups.barriers_directory(group.path), _barrier_of, _barrier),
     ):
-        for suspect in guarded(group, directory, _suspects(group, quarantine, directory, parse, has_lines)):
+        for suspect in guarded(group, directory, _suspects(group, quarantine, directory, parse, check)):
             finding = judge(group, suspect, repair)
             if finding is not None:
                 yield finding
@@ -168,9 +168,12 @@ def _suspects(
     quarantine: Quarantine,
     directory: str,
     parse: Callable[[str], object],
-    has_lines: bool,
+    check: Callable[[GroupDirectory, Quarantine, str], Iterator[Suspect]],
 ) -> Iterator[Suspect]:
-    """Yield what may be wrong in a directory of the group's own. `parse` returns None for what is no name in it."""
+    """Yield what may be wrong in a directory of the group's own.
+
+    `parse` returns None for what is no name in it, `check` what may be wrong with a file in it.
+    """
     kind = _kind(group, directory)
     if kind not in (None, "directory"):
         yield _misplaced(group, quarantine, directory, kind, "link" if kind == "link" else "in-the-way")
@@ -182,14 +185,35 @@ def _suspects(
         if not is_named or kind != "file":
             what = "link" if kind == "link" else "in-the-way" if is_named else "stray"
             yield _misplaced(group, quarantine, path, kind, what)
-        elif _links(group, path) > 1:
-            yield Suspect(found(group, "linked-file", path), partial(_is_linked, group, path), lambda: None)
-        elif has_lines and (bad := _bad_lines(group, path)):
-            yield Suspect(
-                found(group, "damaged-line", path, note=counted(bad, "line")),
-                partial(_has_bad_lines, group, path),
-                partial(_void, group, quarantine, path),
-            )
+        else:
+            yield from check(group, quarantine, path)
+
+
+def _second_name(group: GroupDirectory, quarantine: Quarantine, path: str) -> Iterator[Suspect]:
+    if _links(group, path) > 1:
+        yield Suspect(found(group, "linked-file", path), partial(_is_linked, group, path), lambda: None)
+
+
+def _lines(group: GroupDirectory, quarantine: Quarantine, path: str) -> Iterator[Suspect]:
+    linked = [*_second_name(group, quarantine, path)]
+    yield from linked
+    if not linked and (bad := _bad_lines(group, path)):
+        yield Suspect(
+            found(group, "damaged-line", path, note=counted(bad, "line")),
+            partial(_has_bad_lines, group, path),
+            partial(_void, group, quarantine, path),
+        )
+
+
+def _barrier(group: GroupDirectory, quarantine: Quarantine, path: str) -> Iterator[Suspect]:
+    """Yield the file of a barrier that has not ended, if it is damaged. It may have a second name: nothing is written
+    to it.
+    """
+    parsed = barriers.parse_name(path.rpartition("/")[2])
+    if parsed is not None and parsed[1] not in barriers.ENDED:
+        is_damaged = partial(barrier_files.is_damaged, group, *parsed)
+        if is_damaged():
+            yield Suspect(found(group, "damaged-barrier", path), is_damaged, partial(quarantine.move, path))
 
 
 def _misplaced(group: GroupDirectory, quarantine: Quarantine, path: str, kind: str | None, what: str) -> Suspect:

@@ -64,6 +64,15 @@ def read(group: GroupDirectory, identity: Uuid, step: Step) -> BarrierRecord | N
     return record
 
 
+def is_damaged(group: GroupDirectory, identity: Uuid, step: Step) -> bool:
+    """Return whether the file of a barrier is there and cannot be read as one."""
+    try:
+        read(group, identity, step)
+    except StorageError:
+        return True
+    return False
+
+
 def write(group: GroupDirectory, record: BarrierRecord) -> None:
     """Write the file of a new barrier, whole: it is `begun`, durably."""
     fs, directory = group.fs, barriers_directory(group.path)

@@ -620,7 +620,8 @@ def test_every_kind_has_its_damage() -> None:
     of_keys = {"shared-key", "unnamed-key"}  # tests/fsck/test_keys.py
     # tests/fsck/test_updates.py, tests/groups/test_lost_decisions.py
     of_updates = {"undecided-update", "lost-decision", "cut-decisions", "half-update", "moved-queue"}
-    of_own = {"queue-file-gone", "group-file-gone", "missing-slot"}  # tests/fsck/test_own_files.py, test_slots.py
+    # tests/fsck/test_own_files.py, test_slots.py
+    of_own = {"queue-file-gone", "group-file-gone", "damaged-barrier", "missing-slot"}
     alone = {"no-access", "queue-inside", "linked-file", "hidden-file"}
     assert DAMAGES.keys() | alone | of_keys | of_updates | of_own == KINDS.keys()
 

@@ -317,3 +317,28 @@ def test_queues_of_two_groups_make_no_group(headless: Path, tmp_path: Path) -> N
 def test_queues_that_were_made_in_no_group_make_none(tmp_path: Path) -> None:
     Queue.create(tmp_path / "directory" / "a").insert(1)
     assert found(tmp_path / "directory", repair=True) == []
+
+
+# -- the barriers of a group --------------------------------------------------------------------------------------
+
+
+def test_the_damaged_file_of_a_barrier_is_moved_into_quarantine_and_its_tasks_stay(tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "group", shards=1, durability="none")
+    group["a"].insert(1)
+    bad, good, ended = (group.barrier("a", then=("b", n)) for n in range(3))
+    assert ended.cancel()
+    files = group.path / ".barriers"
+    assert list(group.fsck()) == []
+    os.link(files / f"{good.id}.waiting", tmp_path / "a backup by hard links")
+    for name in (f"{bad.id}.waiting", f"{ended.id}.cancelled"):
+        (files / name).write_text('{"op":"barrier"}\n')
+    [finding] = group.fsck()
+    assert (finding.kind, finding.path) == ("damaged-barrier", f".barriers/{bad.id}.waiting")
+    assert (finding.gravity, finding.repaired) == ("damage", False)
+    [finding] = group.fsck(repair=True)
+    assert finding.repaired
+    assert list(group.fsck()) == []
+    [run] = (group.path / ".quarantine").iterdir()
+    assert (run / finding.path).read_text() == '{"op":"barrier"}\n'
+    assert group["b"].status().delayed == 2
+    assert [one.id for one in group.barriers()] == [good.id]
