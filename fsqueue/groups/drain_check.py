@@ -88,6 +88,19 @@ def barriers_due_s(groups: Iterable[HasQueues]) -> float:
     return min((group.barriers_due_s() for group in groups), default=math.inf)
 
 
+def drained_behind_barriers(
+    is_drained: Callable[[], bool], groups: Iterable[HasQueues], pass_them: Callable[[], int] | None = None
+) -> bool:
+    """Return whether queues are drained, also once those barriers of the groups have passed that may pass now.
+
+    `is_drained` asks about the queues. `pass_them`, if given, lets the barriers pass, and returns how many did.
+    """
+    if not is_drained():
+        return False
+    passed = pass_barriers(groups, at_once=True) if pass_them is None else pass_them()
+    return not passed or is_drained()  # the next stage has begun, and may be among these queues
+
+
 class GroupDrainCheck:
     """Tells whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
 
@@ -256,9 +269,7 @@ class GroupBacklog(Backlog):
     def look(self, counts: bool) -> tuple[bool, list[Status]]:
         """Return whether all is done, and the statuses if it is, or if `counts`. QueuePurged."""
         pass_barriers(self._groups)
-        drained = self.is_drained()
-        if drained and pass_barriers(self._groups, at_once=True):
-            drained = self.is_drained()
+        drained = drained_behind_barriers(self.is_drained, self._groups)
         if drained:
             _refuse_purged(self._known, _states(self._sources))
         return drained, self.statuses() if drained or counts else []

@@ -11,7 +11,15 @@ from fsqueue.clock import Clock
 from fsqueue.errors import LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import Rank
-from fsqueue.groups.drain_check import BUSY_S, GroupDrainCheck, Source, barriers_due_s, groups_of, pass_barriers
+from fsqueue.groups.drain_check import (
+    BUSY_S,
+    GroupDrainCheck,
+    Source,
+    barriers_due_s,
+    drained_behind_barriers,
+    groups_of,
+    pass_barriers,
+)
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
@@ -132,10 +140,8 @@ class _EndOfGroup:
         self._is_drained, self._source, self._ahead = is_drained, source, ahead
 
     def __call__(self) -> bool:
-        if not self._is_drained():
+        if not drained_behind_barriers(self._is_drained, self._source._groups):
             return False
-        if pass_barriers(self._source._groups, at_once=True) and not self._is_drained():
-            return False  # the next stage has begun, and it is among these queues
         if self._ahead.has_leased:
             self._ahead.has_leased = False
             tell_of_end(self._source.stores)

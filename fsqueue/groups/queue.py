@@ -50,8 +50,9 @@ from fsqueue.verbs.table import OF_QUEUES
 
 if TYPE_CHECKING:
     from fsqueue import administration
+    from fsqueue.groups import drain_check
 else:
-    administration = Late("fsqueue.administration")
+    administration, drain_check = Late("fsqueue.administration"), Late("fsqueue.groups.drain_check")
 
 Check = Callable[[Settings, str], object]
 """Raises InvalidArgument if what is to be inserted does not go into a new queue of these settings, in this domain: see
@@ -427,7 +428,7 @@ class GroupQueue(Queue):
             try:
                 if check is None:
                     check = super(GroupQueue, self)._end_check(ahead)
-                return check() and not (self.group.pass_barriers(at_once=True) and not check())
+                return drain_check.drained_behind_barriers(check, [self.group])
             except QueueNotFound as error:
                 check = None  # perhaps another one has come into being: it is looked at next
                 if (failure := self._why_gone(error)) is not error:

@@ -15,7 +15,14 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound, said
 from fsqueue.filesystem import resources
-from fsqueue.groups.drain_check import BUSY_S, Elsewhere, barriers_due_s, groups_of, pass_barriers
+from fsqueue.groups.drain_check import (
+    BUSY_S,
+    Elsewhere,
+    barriers_due_s,
+    drained_behind_barriers,
+    groups_of,
+    pass_barriers,
+)
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue, HasQueues
 from fsqueue.groups.queue_selection import Selected
@@ -107,9 +114,11 @@ class Feeder(BackgroundThread):
         self.run_id: str | None = None
         """What its leases say that they belong to. Set before it starts."""
         self._groups: list[HasQueues] = []
+        """The groups that the queues are of, whose barriers it lets pass. None before it works."""
         self._barriers_at = -math.inf
         """When to look at the barriers next, also if there are tasks (monotonic)."""
-        """The groups that the queues are of, whose barriers it lets pass. None before it works."""
+        self._has_passed = False
+        """Whether the last look at the barriers of these groups has let one pass."""
         self._untaken: list[LeasedTask] = []
         """What was reported, and the loop has not taken in."""
         self._told_of_dead: dict[str, str | None] = {}
@@ -513,9 +522,7 @@ class Feeder(BackgroundThread):
                 checks, is_told = CHECKS, not is_nudged
             if self._ends and (checks or not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
-                if self._is_drained():
-                    if self._groups and self._pass_barriers(at_once=True):
-                        continue
+                if drained_behind_barriers(self._is_drained, self._groups, partial(self._pass_barriers, at_once=True)):
                     away = self._queues.away
                     if not away:
                         if self._has_fed and not (checks and is_told):
@@ -528,6 +535,8 @@ class Feeder(BackgroundThread):
                             if one.error is not None:
                                 return Fed(error=one.error)
                         return Fed(away=" and ".join(f"{one.path} {one.why}" for one in away))
+                elif self._has_passed:
+                    continue
             checks = max(0, checks - 1)
             if now >= judge_at:
                 judge_at = now + min(max(now - began, DEATH_CHECK_S[0]), DEATH_CHECK_S[1])
@@ -584,7 +593,8 @@ class Feeder(BackgroundThread):
         self._barriers_at = self._now() + BUSY_S
         self._begin_to_ask(lambda: next(iter(self._queues.groups), None))
         try:
-            return pass_barriers(self._groups, at_once=at_once) > 0
+            self._has_passed = pass_barriers(self._groups, at_once=at_once) > 0
+            return self._has_passed
         finally:
             self._look_began = math.inf
 
