@@ -40,7 +40,7 @@ from .common import (
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
 from .printing import complain, hint, print_done, print_json, quoted, say
-from .targets import Targets, is_address, one_queue, state_of, unknown_in, why_lost
+from .targets import Targets, is_address, is_rate_used_up, one_queue, state_of, unknown_in, why_lost
 
 if TYPE_CHECKING:
     from .targets import AnyQueue
@@ -140,15 +140,19 @@ NOTHING_AVAILABLE = "nothing is available"
 
 def _why_nothing(q: AnyQueue) -> str:
     """Return why no task was leased."""
-    pause, most = q.paused, q.settings.max_leased
+    pause, settings = q.paused, q.settings
     if pause is not None:
         return f"{q.path} is paused {pause}"
-    if most is not None and q.status().leased >= most:
+    most, rate = settings.max_leased, settings.rate
+    if most is None and rate is None and not settings.limit:
+        return NOTHING_AVAILABLE
+    status = q.status()
+    if most is not None and status.leased >= most:
         return f"{q.path} allows no more leased tasks at a time (max_leased={most}). Try again later."
-    if q.settings.rate is not None and q.status().waiting:
-        return f"it is not time for the next task of {q.path} (rate={q.settings.rate}). Try again later."
-    fields = " ".join(f"limit.{name}={number}" for name, number in q.settings.limit.items())
-    if fields and (status := q.status()).waiting and status.leased:
+    if rate is not None and status.waiting and is_rate_used_up(q) is not False:
+        return f"it is not time for the next task of {q.path} (rate={rate}). Try again later."
+    fields = " ".join(f"limit.{name}={number}" for name, number in settings.limit.items())
+    if fields and status.waiting and status.leased:
         return f"the values of all tasks of {q.path} that wait are full, or other workers were faster ({fields})"
     return NOTHING_AVAILABLE
 

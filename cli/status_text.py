@@ -46,6 +46,8 @@ class Look(NamedTuple):
     """How many of its tasks may be leased at a time; None: any number, or it is not known."""
     rate: str | None = None
     """How many of its tasks may be leased in a time, as `fsqueue set` takes it; None: any number, or not known."""
+    is_rate_used_up: bool | None = None
+    """Whether the rate allows no lease at this moment; None: it is not known, as of a queue of a gateway."""
     limits: str = ""
     """The limits by fields of payloads, as `fsqueue set` takes them; "" if there is none, or it is not known."""
 
@@ -153,8 +155,9 @@ def limited(look: Look) -> list[str]:
             said.append((one, text))
         if one.limits and one.status.waiting and one.status.leased:
             said.append((one, f"{one.limits}: tasks of one value may wait while as many of them are leased"))
-        if one.rate is not None and one.status.waiting:
-            said.append((one, f"rate={one.rate} allows no more leases in that time: {waiting}"))
+        if one.rate is not None and one.status.waiting and one.paused is None and one.is_rate_used_up is not False:
+            allows = "allows no more leases now" if one.is_rate_used_up else "may allow no more leases now"
+            said.append((one, f"rate={one.rate} {allows}: {waiting}"))
     return [f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{text}" for one, text in said]
 
 

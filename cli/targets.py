@@ -181,6 +181,17 @@ def state_of(q: AnyQueue, task_id: str) -> str | None:
         return None
 
 
+def is_rate_used_up(q: AnyQueue) -> bool | None:
+    """Return whether the queue's rate allows no lease at this moment. None: not known. A gateway does not tell."""
+    if not isinstance(q, fsqueue.Queue) or q.settings.rate is None:
+        return None
+    from fsqueue.protocol import limiting
+
+    with suppress(OSError, fsqueue.FsqueueError):
+        return limiting.is_rate_used_up(q.store)
+    return None
+
+
 def why_lost(q: AnyQueue, tokens: Iterable[str]) -> dict[str, Loss | None]:
     """Return for each token whose batch is not at work why its lease no longer holds; None for an unknown task."""
     if isinstance(q, fsqueue.Queue):

@@ -72,6 +72,18 @@ def begin(store: Store) -> None:
         slot_files.make(store, limits.epoch, [name for name, _ in limits.fields], limits.counts)
 
 
+def is_rate_used_up(store: Store) -> bool:
+    """Return whether the rate of a queue allows no lease now, or did not up to `LATER_S` ago: lessees that wait for the
+    rate may not have asked since. A hint. It reads one file, without its lock, if the queue has a rate.
+    """
+    limits = store.queue_state.limits
+    if limits is None or limits.rate is None:
+        return False
+    empty = lease_rates.empty_us(slot_files.read(store, limits.epoch))
+    now_ms = store.clock.now_ms() - int(LATER_S * 1000)
+    return empty is not None and not lease_rates.allowed(limits.rate, empty, now_ms, 1)
+
+
 class Limiter:
     """The limits of a queue, as one lessee looks at them. Not thread-safe."""
 

@@ -142,8 +142,9 @@ def test_a_limit_that_is_reached_is_shown_wherever_one_looks(fsqueue_cli: Run, q
 def test_a_rate_is_set_and_shown_wherever_one_looks(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(4))
     assert "rate             3/h\n" in fsqueue_cli("set", queue.path, "rate=3.0/h").stdout
+    assert "limited" not in fsqueue_cli("status", queue.path).stdout, "no worker is there, and the rate allows one"
     assert len(queue.lease(4)) == 1
-    line = "rate=3/h allows no more leases in that time: 3 wait"
+    line = "rate=3/h allows no more leases now: 3 wait"
     for options in ((), ("--fast",)):
         assert f"limited     {line}\n" in fsqueue_cli("status", queue.path, *options).stdout
     assert json.loads(fsqueue_cli("status", queue.path, "--json").stdout)["lease_rate"] == "3/h"

@@ -302,3 +302,16 @@ def test_a_process_that_is_killed_costs_its_tokens_and_gives_none(queue_factory:
     assert queue.status().leased == 0
     assert len(queue.lease(9)) == (0 if writes else 1)
     assert queue.lease(9) == []
+
+
+def test_a_rate_is_used_up_only_while_workers_wait_for_it(rated: Queue, clock: ManualClock) -> None:
+    """A bucket that is not empty holds no task back. A worker may ask up to half a second after a token was there."""
+    assert not limiting.is_rate_used_up(rated.store), "nothing was leased yet"
+    assert len(rated.lease(20)) == 1
+    assert limiting.is_rate_used_up(rated.store)
+    clock.advance(0.25 + limiting.LATER_S - 0.01)
+    assert limiting.is_rate_used_up(rated.store)
+    clock.advance(0.02)
+    assert not limiting.is_rate_used_up(rated.store)
+    rated.change_settings(rate=None)
+    assert not limiting.is_rate_used_up(rated.store)
