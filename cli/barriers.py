@@ -110,6 +110,8 @@ def _set(group: fsqueue.Group, made: fsqueue.Barrier, as_json: bool) -> None:
     """Print what was set, and which queues are not there."""
     group.pass_barriers(at_once=True)
     print_done(as_json, made.as_dict(), made.id)
+    if match is not None and not group.matching(match).directories():
+        hint(f"{group.path} has no queue whose whole name matches {plain(match)}: they count as drained")
     for name in made.of:
         if (text := not_there(group[name], name)) is not None:
             hint(text)

@@ -90,6 +90,14 @@ def test_what_no_join_can_be_is_refused(group: Group, fsqueue_cli: Run, tmp_path
         assert text in fsqueue_cli("results", queue, "--inputs-of", task, *more, code=2).stderr
 
 
+def test_a_pattern_that_no_queue_matches_is_hinted_at(group: Group, fsqueue_cli: Run) -> None:
+    """It may be mistyped, and the barrier has passed already."""
+    done = fsqueue_cli("barrier", group.path, "--match", "fecth", "--then", "report=1")
+    assert f"{group.path} has no queue whose whole name matches fecth" in done.stderr
+    assert [one.state for one in group.barriers()] == ["fired"]
+    assert "whole name" not in fsqueue_cli("barrier", group.path, "--match", "f.*", "--then", "report=1").stderr
+
+
 @pytest.mark.parametrize("by", [("status",), ("gc",), ("wait", "--match", "fetch"), ("barrier",)])
 def test_commands_let_it_pass(group: Group, fsqueue_cli: Run, by: tuple[str, ...]) -> None:
     barrier = group.barrier("fetch", then=("report", 1))
