@@ -54,7 +54,7 @@ def barrier(
     one. Insert first what is to be waited for: queues that are drained already let the barrier pass at once.
 
     No process has to stay for that. Workers of the group that have nothing to do look, and so do 'fsqueue wait',
-    'status' and 'gc', whoever was killed.
+    'status' and 'gc'. It does not matter which processes were killed.
 
     With --of-commit the tasks come once all tasks of commits are done, whatever else is in their queues. 'fsqueue
     results QUEUE --inputs-of TASK' prints what came of those.
@@ -110,8 +110,8 @@ def _set(group: fsqueue.Group, made: fsqueue.Barrier, as_json: bool) -> None:
     """Print what was set, and which queues are not there."""
     group.pass_barriers(at_once=True)
     print_done(as_json, made.as_dict(), made.id)
-    if match is not None and not group.matching(match).directories():
-        hint(f"{group.path} has no queue whose whole name matches {plain(match)}: they count as drained")
+    if made.match is not None and not group.matching(made.match).directories():
+        hint(f"{group.path} has no queue whose whole name matches {plain(made.match)}: they count as drained")
     for name in made.of:
         if (text := not_there(group[name], name)) is not None:
             hint(text)

@@ -1,7 +1,7 @@
 """Barriers: tasks that become available once other queues of the group are drained (docs/decisions/0073-barriers.md).
 
-The tasks are in their queue from the beginning, and due never. Whoever finds nothing to do looks whether they may be
-done, and makes them available: no process has to stay for that.
+The tasks are in their queue from the beginning, and due never. A process that finds nothing to do looks whether they
+may be done, and makes them available: no process has to stay for that.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class BarrierLooks:
 _OUTLOOKS: dict[joins.Outlook, Step | None] = {"waits": None, "done": "firing", "failed": "cancelling"}
 
 
-# -- the steps, by whoever takes them ----------------------------------------------------------------------------------
+# -- the steps, of any process ----------------------------------------------------------------------------------
 
 
 def insert(group: HasQueues, directory: GroupDirectory, record: BarrierRecord) -> Step | None:
