@@ -477,6 +477,16 @@ def test_workers_of_each_stage_end_when_their_stage_is_done(group: Group) -> Non
     assert sorted(done[:20]) == [*range(20)]
 
 
+@pytest.mark.parametrize("looks", [[False], [True, False], [True, True]])
+@pytest.mark.parametrize("passed", [0, 1])
+def test_drained_is_asked_again_once_a_barrier_has_passed(looks: list[bool], passed: int) -> None:
+    """The next stage may be among the queues. Without it the first answer holds."""
+    asked = iter(looks)
+    found = drain_check.drained_behind_barriers(lambda: next(asked), [], lambda: passed)
+    assert found is (looks[0] if not passed or not looks[0] else looks[1])
+    assert [*asked] == (looks[1:] if not passed or not looks[0] else [])
+
+
 def test_an_idle_worker_looks_each_half_second_while_a_barrier_waits(group: Group) -> None:
     """Whatever its pauses have grown to: the process that did the last task may be gone."""
     group["fetch"].insert(1)
