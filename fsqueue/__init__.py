@@ -104,8 +104,8 @@ _HOMES = {
     "task": "fsqueue.functions",
     "wait": "fsqueue.poll",
 }
-"""The module of each public name. It is imported when the program first asks for the name: a command that needs two of
-them, or none, starts at once."""
+"""The module of each public name. A module is imported when the program first asks for a name of it. So a command that
+needs two of them, or none, starts at once."""
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
@@ -190,7 +190,7 @@ else:  # hidden from type checkers, which would take every misspelt name for one
             raise AttributeError(f"module 'fsqueue' has no attribute {name!r}")
         with held_off():
             found = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = found  # the next one who asks does not come here
+        globals()[name] = found  # from now on Python finds the name without this function
         return found
 
 

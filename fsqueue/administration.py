@@ -644,7 +644,7 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
             for batch, replay_state in listing.at_work(store, read=listing.read_present_state)
             if any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count))
         )
-        busy = list(locked_batch.each(store, held, act, 0.0 if offline else None))
+        busy = list(locked_batch.for_each_batch(store, held, act, 0.0 if offline else None))
     except (OSError, FsqueueError) as error:
         let_out(error)
         failure = store.explain(

@@ -70,10 +70,11 @@ Q = TypeVar("Q", bound=HasStore)
 
 
 def ended(queue: HasStore, before: resources.Mark, process: int, error: BaseException, doing: str) -> BaseException:
-    """Give back what a verb has taken since `before`, and return what it raises after `error`.
+    """Return the error that a verb raises after `error`. First give back the locks and descriptors that the verb has
+    taken since `before`.
 
-    `process`: `forks.depth` at its start. The store is asked for afterwards: a queue of a group may have to be opened
-    for that.
+    `process`: `forks.depth` at the verb's start. The store is asked for afterwards: a queue of a group may have to be
+    opened for that.
     """
     error = resources.give_back(before, error)
     if process != forks.depth and not isinstance(error, UserCodeError):
@@ -120,9 +121,9 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
 
 
 def translated(queue: HasStore, items: Iterator[R], doing: str) -> Iterator[R]:
-    """Yield what `items` yields, its errors translated as those of a call are.
+    """Yield the items of an iterator, and translate its errors as `verb` does.
 
-    StorageError, too, if a call in which a step was taken has been interrupted: it has closed what `items` had open.
+    StorageError, too, if a call that took a step was interrupted: the interruption has closed what `items` had open.
     """
     mine: dict[int, resources.Entry] = {}
     while True:
@@ -361,8 +362,8 @@ def task_to_insert(
     available_at: float | None = None,
     strict: bool = False,
 ) -> EncodedTask:
-    """Check what `insert` takes, and encode the task. InvalidArgument; InvalidTask; TaskTooLarge if the task is longer
-    than `bytes_max`.
+    """Check the arguments of `Queue.insert`, and encode the task. InvalidArgument; InvalidTask; TaskTooLarge if the
+    task's line is longer than `bytes_max`.
     """
     is_bare = key is None and priority is None and not isinstance(payload, Task)  # as most are
     task = payload if is_bare else one_task(payload, key, priority)

@@ -86,7 +86,7 @@ class Commit:
             failure = self.store.explain(error, "staging", commits.NOTHING)
             if is_gone(error) and stager.is_overtaken:
                 failure = stager.overtaken()
-            insert_errors.note_nothing(failure)
+            insert_errors.note_none_inserted(failure)
             raise failure from error
 
     @verb("publishing a commit")
@@ -115,10 +115,10 @@ class Commit:
             except OSError as error:
                 let_out(error)
                 failure = store.explain(error, commits.DOING, commits.NOTHING)
-                insert_errors.note_nothing(failure)
+                insert_errors.note_none_inserted(failure)
                 raise failure from error
             except FsqueueError as error:
-                insert_errors.note_nothing(error)
+                insert_errors.note_none_inserted(error)
                 raise
             repeated = known.id != own.id
             begun = overwrite
@@ -395,7 +395,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
                 must_be_none(known, any(True for _ in tasks))
             return 0
     except FsqueueError as error:
-        insert_errors.note_nothing(error)
+        insert_errors.note_none_inserted(error)
         raise
     try:
         part = commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)
@@ -406,7 +406,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
         if isinstance(error, InvalidTask):
             error.inserted, error.new, error.part = 0, 0, None
         elif isinstance(error, FsqueueError):
-            insert_errors.note_nothing(error)
+            insert_errors.note_none_inserted(error)
         elif isinstance(error, UserCodeError):
             error.count(0, 0)
         if isinstance(error, Exception) and process == forks.depth:

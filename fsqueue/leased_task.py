@@ -118,7 +118,7 @@ class LeasedTask:
     _entered_by = -1
     """The process that has entered its `with` block, by `forks.depth`."""
     solo = False
-    """Leased alone, because it may have killed a worker."""
+    """True if the task was leased alone, because it may have killed a worker."""
     attempt: int
     """1 for the first attempt; failures and expired leases count."""
     version: int
@@ -165,7 +165,7 @@ class LeasedTask:
 
     @property
     def token(self) -> str:
-        """Return what another process needs to act on this lease: see `Queue.attach`."""
+        """Return the text by which another process acts on this lease: see `Queue.attach`."""
         return names.token(self.batch, self.index, self.lease)
 
     @property

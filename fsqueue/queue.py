@@ -125,7 +125,7 @@ Order = Literal["priority", "random"]
 
 @lru_cache(maxsize=256)
 def _as_path(path: str) -> Path:
-    """Return a path of the standard library: making one costs more than a short task may take."""
+    """Return a path as a `Path`, kept for the next call: to make one may cost more than a short task."""
     return Path(path)
 
 
@@ -173,7 +173,9 @@ class Queue(Maintenance):
         self._work_on(store)
 
     def _work_on(self, store: Store) -> None:
-        """Take an open queue. `store` is there last: other threads ask for it, and then for the inserters."""
+        """Work on an open queue from now on. Set `store` last: other threads look for it, and then use the
+        inserters.
+        """
         self._inserter = SingleInserter(store)
         self._keyed = KeyedInserter(store, self._inserter)
         self.store = store
@@ -265,7 +267,7 @@ class Queue(Maintenance):
         return leaser
 
     def _leaser_for(self, order: Order) -> Leaser:
-        """Return this thread's lessee for an order."""
+        """Return the `Leaser` of this thread that leases in an order."""
         one_of("order", order, ORDERS)
         if order == "priority":
             return self._leaser
@@ -342,9 +344,9 @@ class Queue(Maintenance):
             return TaskRef(insertion.insert_in_file(self.store, task), True, self)  # it is long, or goes alone
         except OSError as error:
             let_out(error)
-            raise insert_errors.is_out(self.store, error) from error
+            raise insert_errors.not_inserted_error(self.store, error) from error
         except FsqueueError as error:
-            insert_errors.note_nothing(error)
+            insert_errors.note_none_inserted(error)
             raise
 
     @overload
@@ -441,7 +443,7 @@ class Queue(Maintenance):
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, inserter, self._insert_keyed)
 
     def _insert_new(self, tasks: Iterable[Any], field: str, delay_s: float, total: int | None) -> int:
-        """Insert those tasks that are new or changed: see `insert_many`."""
+        """Insert those payloads that are new or changed by the field `field`: see `new_by` of `insert_many`."""
         rows = new_rows.NewRows(self.store, self._keyed, field)
         try:
             new = insertion.insert_many(
@@ -631,11 +633,13 @@ class Queue(Maintenance):
         return Poll(self, ahead, prefetch, until)
 
     def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
-        """Return what tells a loop whether the queue is drained, and tells its idle workers, too."""
+        """Return a function that tells a loop whether the queue is drained. If it is, its idle workers are
+        told, too.
+        """
         return EndCheck(self.store, ahead)
 
     def _lease_ms(self, lease_s: float | None) -> int | None:
-        """Return milliseconds; None for the queue's setting, which is looked up at each lease."""
+        """Return the length of a lease in milliseconds; None for the queue's setting, which each lease looks up."""
         return None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
 
     @verb("leasing")
@@ -677,7 +681,7 @@ class Queue(Maintenance):
     def _source(
         self, leaser: Callable[[], Leaser], lease_ms: int | None, strict: bool = False, up_to: Rank | None = None
     ) -> waiting.TaskSource:
-        """Return what waits look at. `leaser`: makes its lessee, or returns it."""
+        """Return the source that a waiting lease polls. `leaser` makes or returns the `Leaser` that looks there."""
         return waiting.IdlePoller(leaser(), lease_ms, strict, up_to)
 
     @verb("attaching to a lease")
@@ -768,7 +772,7 @@ class Queue(Maintenance):
             task.done = True
 
     def _lost_with_it(self, error: QueueNotFound, tasks: Iterable[LeasedTask]) -> FsqueueError:
-        """Return what is raised for leases of a queue that is gone: LeaseLost if it was deleted."""
+        """Return the error for leases of a queue that is gone: LeaseLost if it was deleted, else `error`."""
         return losses.of_deleted(tasks) if isinstance(error, QueueClosed) else error
 
     @verb("cancelling")
@@ -1015,7 +1019,7 @@ class Queue(Maintenance):
 
 
 def _in_batches(ids: object) -> dict[names.Batch, list[int]]:
-    """Return which tasks of which batches ids mean. InvalidArgument."""
+    """Return the indices of the tasks that `ids` name, by batch. InvalidArgument."""
     found: dict[names.Batch, list[int]] = {}
     for task_id in sorted(task_ids(ids)):
         batch, index = names.parse_task_id(task_id)

@@ -487,7 +487,7 @@ def put_open(queue: Queue, tasks: list[tuple[Any, Priority | None]]) -> names.Ba
     make_ordered(queue)
     store = queue.store
     batch = names.new_batch(store.entropy, store.clock.now_ms())
-    name = names.open_batch(batch, min(map(rank_of, (given for _, given in tasks))))
+    name = names.open_batch_file(batch, min(map(rank_of, (given for _, given in tasks))))
     path = Path(store.layout.task_file(name))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode_open_batch(store.domain))

@@ -151,7 +151,7 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs)
     logs = {log.fd: log.path for log in store.logs} | {store.fs._root_fd: store.path}
-    if (synced := queue._inserter._synced._log) is not None:
+    if (synced := queue._inserter._syncer._log) is not None:
         logs[synced.fd] = store.layout.log(synced.batch)
     if isinstance(store.queue_file._size_now, SizeOf):
         logs[store.queue_file._size_now.args[0]] = settings_file(store.path)
@@ -226,7 +226,7 @@ KEYED: dict[str, Callable[[Queue], object]] = {
 def forget_batch(queue: Queue) -> None:
     """Let the next insert begin as that of a process that was just started."""
     queue.close()
-    queue._inserter._batch = queue._inserter._named = None
+    queue._inserter._batch = queue._inserter._known_batch = None
 
 
 def in_thread(act: Callable[[], T]) -> T:

@@ -814,13 +814,13 @@ def test_a_task_whose_letter_is_not_written_yet_is_dead_and_not_unknown(
     """Its log has the end of the task before the letter is there."""
     q = queue_factory(keep_history=keep_history, batch_tasks_max=3)
     refs, seen = [q.insert(number) for number in range(3)], list[Any]()
-    write = finishing.bury
+    write = finishing.write_letters
 
     def looking(*args: Any) -> None:
         seen.append(Queue(q.path).results_of(refs))
         write(*args)
 
-    monkeypatch.setattr(finishing, "bury", looking)
+    monkeypatch.setattr(finishing, "write_letters", looking)
     q.lease()[0].bury("broken")
     assert [(one.state, one.error) for one in seen[0].values()][-1] == ("dead", "broken")
     assert sorted(one.state for one in seen[0].values()) == ["dead", "waiting", "waiting"]

@@ -274,7 +274,7 @@ class RemoteQueue(RemoteBase):
             raise foreign.error from None
         except InvalidTask as error:
             if error.new is None:
-                insert_errors.note_nothing(error)
+                insert_errors.note_none_inserted(error)
             raise
         new = int(found["inserted"])
         stream.check(new)

@@ -162,9 +162,10 @@ def parse_task_file(name: str) -> TaskFileName | None:
     return TaskFileName(int(available_at), Batch(batch), 0, priority, tasks)
 
 
-def open_batch(batch: Batch, rank: Rank = LAST) -> TaskFileName:
-    """Return the name of the task file of a batch that takes inserts, the most urgent of which has this rank. It
-    promises tasks at any time, since it never promises a later time than the truth, whatever is inserted.
+def open_batch_file(batch: Batch, rank: Rank = LAST) -> TaskFileName:
+    """Return the name of the task file of an open batch, whose most urgent task has this rank.
+
+    The name promises tasks at any time. So it never promises a later time than the truth, whatever is inserted.
     """
     return TaskFileName(0, batch, 0, in_name(rank), TAKES_INSERTS)
 

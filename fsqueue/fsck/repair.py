@@ -168,14 +168,14 @@ class Repair:
             replay_state, log.lines = locked.replay_state, None  # what was read before the damage is of no use here
             lines = locked.read_lines()
             assert not isinstance(lines, LinesInLog)
-            at = record_times.present(locked)
+            at = record_times.next_at(locked)
             bad = unreadable(lines or [], replay_state.count, replay_state.payloads)
             lost = [index for index in bad if replay_state.is_free(index, at)]
             if lines is not None and log.name is not None and lost:
                 path = log.layout.task_file(log.name)
                 self.quarantine.keep(path, published.content_of(store, path))
                 locked.append_record("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
-                finishing.bury(locked, lost)
+                finishing.write_letters(locked, lost)
             _check_held(replay_state, bad, at)
             if not replay_state.remaining:
                 finishing.try_finish(locked)
@@ -184,7 +184,7 @@ class Repair:
         """Raise StillHeld if a worker holds tasks of a batch."""
         with LockedBatch(self.store, batch, WAIT_S) as locked:
             replay_state = locked.replay_state
-            _check_held(replay_state, list(range(replay_state.count)), record_times.present(locked))
+            _check_held(replay_state, list(range(replay_state.count)), record_times.next_at(locked))
 
     def right_time(self, batch: Batch) -> None:
         """Correct the time of a batch's log by this host's clock, or of a file that no worker has leased from."""
@@ -192,7 +192,7 @@ class Repair:
         with self._batch(batch) as locked:
             log = locked.log
             if locked.replay_state.opened:
-                record_times.set_right(locked, certain=True)
+                record_times.correct_time(locked, certain=True)
                 return
             for name in published.names_of(store, log.layout, batch):
                 if record_times.is_of_the_future(store, name):
@@ -204,7 +204,7 @@ class Repair:
         """Append a checkpoint that restates all records of a batch's log."""
         with self._batch(batch) as locked:
             locked.log.recall(again=True)
-            locked.log.restate()
+            locked.log.append_checkpoint()
 
     def right_count(self, batch: Batch, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
@@ -215,7 +215,7 @@ class Repair:
                 if count not in (name.count, name.inserted):
                     target = name._replace(count=count) if name.inserted is None else name.sealed(count)
                     if locked.replay_state.opened:
-                        at = record_times.present(locked)
+                        at = record_times.next_at(locked)
                         locked.append_move(at, name, target)
                     log.name = name
                     locked.rename_task_file(target)
@@ -234,7 +234,7 @@ class Repair:
             if rank < name.rank:
                 target = name.ranked(rank)
                 if locked.replay_state.opened:
-                    locked.append_move(record_times.present(locked), name, target)
+                    locked.append_move(record_times.next_at(locked), name, target)
                 locked.rename_task_file(target)
 
     def one_name(self, batch: Batch) -> None:

@@ -59,18 +59,18 @@ Check = Callable[[Settings, str], object]
 `Store`."""
 
 _OPENED = ("store", "_inserter", "_keyed")
-"""What a queue has while it is open."""
+"""Attributes that a queue of a group has while it is open."""
 _MADE: dict[str, Callable[[GroupQueue], object]] = {
     "name": lambda queue: names.parse_queue_directory(queue.directory) or queue.directory,
     "_path": lambda queue: queue.group.path / queue.directory,
     "_local": lambda queue: threading.local(),
     "_opening": lambda queue: resources.Mutex(),
 }
-"""What a queue has from its first use on."""
+"""Attributes that a queue of a group has from its first use on, each with the function that makes it."""
 
 
 class HasQueues(Protocol):
-    """The group of a queue, as the queue knows it."""
+    """Say what a queue asks of its group. `Group` has it."""
 
     worker: str | None
 
@@ -79,7 +79,7 @@ class HasQueues(Protocol):
         """Return the group's directory."""
 
     def opener(self) -> Callable[[], HasQueues]:
-        """Return what opens the same group once more, and does not keep this object."""
+        """Return a function that opens the same group once more. It does not keep this object."""
 
     @property
     def settings(self) -> Settings:
@@ -340,13 +340,13 @@ class GroupQueue(Queue):
         except OSError as error:
             let_out(error)
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
-            insert_errors.note_nothing(failure)
+            insert_errors.note_none_inserted(failure)
             raise failure from error
         except InvalidArgument as error:
-            insert_errors.note_nothing(error)
+            insert_errors.note_none_inserted(error)
             raise
         except FsqueueError as error:
-            insert_errors.say_nothing(error)
+            insert_errors.say_none_inserted(error)
             raise
 
     def _begin_or_open(self, verifies: bool, check: Check) -> None:
@@ -420,7 +420,7 @@ class GroupQueue(Queue):
         return poll
 
     def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
-        """Return what tells a loop whether the queue is drained, or was deleted: nothing is left to do then, either."""
+        """Return a function that tells a loop whether the queue is drained, or was deleted: nothing is left to do then."""
         check: Callable[[], bool] | None = None
 
         def is_over() -> bool:
@@ -528,7 +528,9 @@ class GroupQueue(Queue):
         return translated(self, self.group._inputs_of(self, task_id), "looking for the inputs of a task")
 
     def drained_proof(self) -> bytes | None:
-        """Return what proves that it is drained: see `Queue.drained_proof`. One that never was has it, too."""
+        """Return a proof that the queue is drained; None if it is not. A queue that never existed has one, too. See
+        `Queue.drained_proof`.
+        """
         return self.group._proof_of(self)
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:

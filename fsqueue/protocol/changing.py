@@ -66,7 +66,7 @@ def change(store: Store, batch: Batch, indices: Sequence[int], values: NewValues
 
 def _change_in(locked: LockedBatch, indices: Sequence[int], values: NewValues) -> ChangeReport:
     replay_state = locked.replay_state
-    at = record_times.present(locked)
+    at = record_times.next_at(locked)
     known = sorted(index for index in set(indices) if index < replay_state.count)
     free = [index for index in known if replay_state.is_free(index, at)]
     held = [index for index in known if replay_state.state[index] == LEASED and index not in free]

@@ -48,10 +48,10 @@ def give(locked: LockedBatch, update: UpdateId, outcome: Outcome) -> bool:
         return False
     is_commit = outcome == "commit"
     of = len(prepared.records) if is_commit else None
-    locked.append_record(outcome, record_times.present(locked), update=update, of=of)
+    locked.append_record(outcome, record_times.next_at(locked), update=update, of=of)
     dead = _buried(prepared) if is_commit else []
     if dead:
-        finishing.bury(locked, dead)
+        finishing.write_letters(locked, dead)
     if not locked.replay_state.remaining:
         finishing.try_finish(locked)
     return True
@@ -147,7 +147,7 @@ def freezing(locked: LockedBatch, tasks: Iterable[int], depends: Iterable[int] =
     if not replay_state.prepared:
         return []
     wanted, shared = set(tasks), replay_state.shared
-    joined_from = record_times.present(locked) - JOINED_MS if shared else 0
+    joined_from = record_times.next_at(locked) - JOINED_MS if shared else 0
     wanted.update(index for index in depends if index not in shared or shared[index].at < joined_from)
     updates = {
         update

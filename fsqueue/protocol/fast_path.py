@@ -1,8 +1,9 @@
 """Lease, complete, complete and lease, or insert one task where all is as usual: one frame each.
 
-Each of the four is a critical section of its own: lock the log, look, change the state, append, unlock. Before the
-first change it has seen that the normal way would do the same. Else it changes nothing, and the normal way does all of
-it (`leasing.Leaser`, `transitions.complete`, `single_inserts.SingleInserter`). See docs/decisions/0060-fast-path.md.
+Each of the four functions is a critical section of its own: lock the log, look, change the state, append, unlock. It
+changes nothing before it has seen that the normal way would do the same. Else it returns, and its caller goes the
+normal way (`leasing.Leaser`, `transitions.complete`, `single_inserts.SingleInserter`). They repeat each other on
+purpose: a call would be one frame more. See docs/decisions/0060-fast-path.md.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ FIRST = 1
 
 
 class Unusual(Exception):
-    """Something is not as usual. Nothing was changed."""
+    """Raised within this module if something is not as usual. Nothing was changed."""
 
 
 class AppendBroken(Exception):
-    """The append of a task has failed with `error`: whether its record is in the log is not known."""
+    """Raised if the append of a task's record has failed with `error`. The record may be in the log, or not."""
 
     def __init__(self, error: OSError | StorageError) -> None:
         super().__init__(error)
@@ -42,10 +43,11 @@ class AppendBroken(Exception):
 def lease_next(
     store: Store, batch: Batch, lease_ms: int | None, holder: Holder, queue: Verbs | None
 ) -> list[LeasedTask] | None:
-    """Lease the next task of the batch in hand, and return it. None: go the normal way.
+    """Lease the next task of the batch in hand, and return it. None: nothing was done; go the normal way.
 
-    No other batch has a better task, whatever this one has. This task and the next one are as they began, and nothing
-    else can be leased from the batch now (`States.survey`). So the batch stays in hand, and keeps its name.
+    The caller knows that no other batch has a better task. This function has seen that this task and the next one are
+    as they began, and that nothing else can be leased from the batch now (`States.survey`). So the batch stays in hand,
+    and its task file keeps its name.
     """
     log, held = store.logs.get(batch), resources.this_thread.owned.sections
     if log is None or held:
@@ -124,10 +126,10 @@ def lease_next(
 
 
 def _survey(log: Log, at: int) -> bool:
-    """Return whether the next two tasks are as they began, can be read, and are all that can be leased at the moment.
+    """Return whether the next two tasks are as they began, can be read, and no other task can be leased at the moment.
 
-    What is looked at here changes only with a record of another process, or in a section that goes the normal way. Both
-    begin with `Log.catch_up`, which forgets what `survey` has found.
+    The answer holds until another process appends a record, or a critical section goes the normal way. After the one
+    and at the beginning of the other comes `Log.catch_up`, which forgets what `survey` has found.
     """
     name, state = log.name, log.replay_state
     if state.gone or log.torn or log.lines is None or name is None or name.priority is not None:
@@ -136,9 +138,10 @@ def _survey(log: Log, at: int) -> bool:
 
 
 def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None) -> bool:
-    """Complete a task, with a `result` as JSON, and return True. False: go the normal way.
+    """Complete a task, with a `result` as JSON, and return True. False: nothing was done; go the normal way.
 
-    Its lease holds, and another task of its batch has no outcome yet. So the batch goes on.
+    This function has seen that the task's lease holds, and that another task of its batch has no outcome yet. So the
+    batch goes on.
     """
     log, held = store.logs.get(task.batch), resources.this_thread.owned.sections
     if log is None or held or not store.queue_file.is_unchanged(task.generation):
@@ -170,7 +173,7 @@ def complete_in_hand(store: Store, task: LeasedTask, result: bytes | None = None
         if result is not None:
             made["result"] = value = loads(result)
         if state.used or task.began is not None or task.used is not None or task.took_s is not None:
-            made |= transitions.measured(LockedBatch.entered(store, log), task, at)
+            made |= transitions.work_fields_of(LockedBatch.entered(store, log), task, at)
             state.apply(made, log.end)
         else:
             state.complete(at, [index], log.end, value)
@@ -214,12 +217,14 @@ def exchange_next(
     holder: Holder,
     queue: Verbs | None,
 ) -> list[LeasedTask] | None:
-    """Complete a task, with a `result` as JSON, and lease the next one of its batch, by one append. Return that one.
+    """Complete a task, with a `result` as JSON, and lease the next one of its batch, by one append. Return the next
+    one.
 
-    None: go the normal way.
+    None: nothing was done; go the normal way. [] if the task is completed, and no other was leased: the append ended
+    with an error, and the completion was looked for, or repeated.
 
-    What `complete_in_hand` and `lease_next` look at holds. No other batch has a better task. [] if the next one was not
-    leased: what the log has of the completion was not known at first, and the task is completed.
+    The caller knows that no other batch has a better task. This function has seen what `complete_in_hand` and
+    `lease_next` look for.
     """
     batch = task.batch
     log, held = store.logs.get(batch), resources.this_thread.owned.sections
@@ -325,9 +330,9 @@ def exchange_next(
 def insert_next(store: Store, batch: Batch, identity: str, task: bytes) -> tuple[int, int] | None:
     """Insert a task into the open batch of the last insert. Return its index, and where the log ends behind its record.
 
-    None: go the normal way. `task`: its line, as it would stand in a task file; without a priority. It is available at
-    once. The batch takes it: the batch is not full, and its tasks are taken as they came. AppendBroken; after any other
-    error the task is not in the queue.
+    None: nothing was done; go the normal way. `task`: its line, as it would stand in a task file. It has no priority,
+    and is available at once. This function has seen that the batch is not full, and that its tasks are taken as they
+    came. AppendBroken; after any other error the task is not in the queue.
     """
     log, held = store.logs.get(batch), resources.this_thread.owned.sections
     if log is None or held:

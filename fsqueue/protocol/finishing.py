@@ -1,4 +1,4 @@
-"""The end of a batch, once every task has an outcome; resumable after a crash at any step.
+"""Finish a batch once every task has an outcome; resumable after a crash at any step.
 
 Under the log's lock, in this order (invariants 1 and 6 fix it):
 
@@ -38,15 +38,15 @@ finishing."""
 
 
 def finish(locked: LockedBatch) -> bool:
-    """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards.
+    """Finish a batch whose tasks all have outcomes, or go on where another process has stopped. Then the log is closed.
 
-    Return False if nothing was done: a task has no outcome, or may come with an update that is not decided, or one was
-    inserted a moment ago.
+    Return False, and do nothing, in three cases: a task has no outcome; an update that is not decided may insert one;
+    a task was inserted a moment ago.
     """
     store, log, replay_state = locked.store, locked.log, locked.replay_state
     if not replay_state.opened or replay_state.remaining or replay_state.prepared:
         return False
-    at = record_times.present(locked)
+    at = record_times.next_at(locked)
     if replay_state.takes_inserts and at < replay_state.inserted_at + LINGER_MS:
         return False
     if not replay_state.finished:
@@ -54,7 +54,7 @@ def finish(locked: LockedBatch) -> bool:
     if store.sync_inserts and not log.sync:
         store.fs.fsync(log.fd)  # else a power loss might keep the unlinking and lose the outcomes
     if replay_state.done[DEAD]:
-        missing_letters(locked)
+        write_missing_letters(locked)
     lines = payloads.keep(locked, at)
     if lines is not None:
         locked.remove_task_file()
@@ -80,7 +80,7 @@ def _has_update(locked: LockedBatch) -> bool:
 
 
 def retire(locked: LockedBatch) -> None:
-    """Say `gone` in the log, unlink the log, and close it."""
+    """Append the tombstone record `gone` to a log, unlink the log, and close it."""
     store = locked.store
     locked.log.append(movements.encode(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at))))
     store.fs.unlink(locked.log.path)
@@ -96,7 +96,7 @@ def try_finish(locked: LockedBatch) -> None:
         finish(locked)
     except (OSError, FsqueueError) as error:
         let_out(error)
-        if not is_over(locked):
+        if not is_queue_gone(locked):
             logger.warning(
                 "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
                 locked.batch,
@@ -109,8 +109,10 @@ def try_finish(locked: LockedBatch) -> None:
         raise
 
 
-def is_over(locked: LockedBatch) -> bool:
-    """Return whether the queue was purged or deleted: what failed in a log of it does not matter any more."""
+def is_queue_gone(locked: LockedBatch) -> bool:
+    """Return whether the generation of a batch was purged, or its queue deleted. Then an error in its log does not
+    matter any more.
+    """
     fs = locked.store.fs
     try:
         return not fs.is_in_place() or not fs.exists(locked.log.layout.base)
@@ -119,31 +121,33 @@ def is_over(locked: LockedBatch) -> bool:
         return False
 
 
-def missing_letters(locked: LockedBatch) -> int:
-    """Write the letters of dead tasks that have none yet, and sync them. Return how many these were."""
+def write_missing_letters(locked: LockedBatch) -> int:
+    """Write the dead letters of those dead tasks of a batch that have none yet, and sync them. Return how many."""
     dead = [index for index, state in enumerate(locked.replay_state.state) if state == DEAD]
     if any(index not in locked.log.lettered and locked.replay_state.holder[index] is None for index in dead):
         locked.recall()  # else a checkpoint would hide who made the last attempt
-    return _write(locked, dead, certain=False)
+    return _write_letters(locked, dead, certain=False)
 
 
-def _write(locked: LockedBatch, tasks: list[int], *, certain: bool) -> int:
+def _write_letters(locked: LockedBatch, tasks: list[int], *, certain: bool) -> int:
     def payload(index: int) -> object:
         return locked.payload(index)
 
     return deadletters.write(locked, tasks, payload, certain=certain, timeout_s=WAIT_S)
 
 
-def bury(locked: LockedBatch, tasks: list[int]) -> None:
-    """Write the letters of tasks that were buried just now. If that fails, `finish` or upkeep makes up for it."""
+def write_letters(locked: LockedBatch, tasks: list[int]) -> None:
+    """Write the dead letters of tasks that were buried just now. If that fails, log it: `finish` or `gc` writes
+    them.
+    """
     store, log = locked.store, locked.log
     try:
         if store.sync_inserts and not log.sync:
             store.fs.fsync(log.fd)  # else a power loss might keep the letter and lose the burial: dead, and there again
-        _write(locked, tasks, certain=True)
+        _write_letters(locked, tasks, certain=True)
     except (OSError, FsqueueError) as error:
         let_out(error)
-        if not is_over(locked):
+        if not is_queue_gone(locked):
             logger.warning(
                 "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",
                 log.batch,
@@ -171,7 +175,7 @@ def bury_lost(locked: LockedBatch) -> bool:
     if locked.read_lines() is not None:
         return False
     replay_state = locked.replay_state
-    at = record_times.present(locked)
+    at = record_times.next_at(locked)
     if replay_state.takes_inserts:
         sealing.seal(locked, at)  # else its inserters would go on, and only upkeep would ever find their tasks
     lost = [index for index in range(replay_state.count) if replay_state.is_free(index, at)]
@@ -182,7 +186,7 @@ def bury_lost(locked: LockedBatch) -> bool:
             tasks=movements.to_ranges(lost),
             reason="task file gone: it was removed by something else than fsqueue",
         )
-        bury(locked, lost)
+        write_letters(locked, lost)
     if not replay_state.remaining:
         try_finish(locked)
     return True

@@ -1,7 +1,7 @@
-"""Say of one task whether it is in the queue, in the error that has ended its insert.
+"""Make the error that ends an insert of one task. It says whether the task is in the queue.
 
-One of three things is true: the task is not in the queue; it is, but could not be made durable; nobody knows. The
-error's `inserted`, `new` and `is_exact` say the same to programs.
+One of three things is true: the task is not in the queue; the task is in it, but could not be made durable; nobody
+knows. The error's `inserted`, `new` and `is_exact` say the same to programs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class AppendFailed(Exception):
         """True if neither a power loss nor a purge that has just begun can still take those tasks."""
 
     def of_one(self, store: Store) -> FsqueueError:
-        """Return the error for the user, of an append of one task."""
+        """Return the error that the user gets if the append was one of a single task."""
         if not self.is_exact:
-            return is_unknown(store, self.error)
-        return is_in(store, self.error, self.new)
+            return unknown_error(store, self.error)
+        return inserted_error(store, self.error, self.new)
 
 
 LOOK_FIRST = "Look for it before you insert it again."
@@ -40,36 +40,38 @@ MAY_GO = "A power loss, or a purge that has just begun, may still take {}."
 """The end of an error about tasks that are in the queue, and could not be made durable."""
 
 
-def is_in(store: Store, error: OSError | FsqueueError, new: int = 1) -> FsqueueError:
+def inserted_error(store: Store, error: OSError | FsqueueError, new: int = 1) -> FsqueueError:
     """Return the error for a task that is in the queue, though not proven to stay there. `new`: 0 if it was before."""
-    return _one(store, error, f"The task is in the queue: do not insert it again. {MAY_GO.format('it')}", 1, new, True)
+    return _error_for(
+        store, error, f"The task is in the queue: do not insert it again. {MAY_GO.format('it')}", 1, new, True
+    )
 
 
-def is_unknown(store: Store, error: OSError | FsqueueError) -> FsqueueError:
+def unknown_error(store: Store, error: OSError | FsqueueError) -> FsqueueError:
     """Return the error for a task that may be in the queue or not: the inserter cannot tell."""
-    failure = _one(store, error, f"It is unknown whether the task is in the queue. {LOOK_FIRST}", 0, 0, False)
+    failure = _error_for(store, error, f"It is unknown whether the task is in the queue. {LOOK_FIRST}", 0, 0, False)
     failure.advice = LOOK_FIRST
     return failure
 
 
-def is_out(store: Store, error: OSError) -> FsqueueError:
+def not_inserted_error(store: Store, error: OSError) -> FsqueueError:
     """Return the error for a task that is not in the queue."""
-    return _one(store, error, NOTHING, 0, 0, True)
+    return _error_for(store, error, NOTHING, 0, 0, True)
 
 
-def note_nothing(error: FsqueueError) -> None:
+def note_none_inserted(error: FsqueueError) -> None:
     """Note in an error that nothing was inserted, unless it says something else. Its text says so already."""
     if error.new is None and error.is_exact:
         error.inserted = error.new = 0
 
 
-def say_nothing(error: FsqueueError) -> None:
+def say_none_inserted(error: FsqueueError) -> None:
     """Say in an error, in its text too, that nothing was inserted."""
     error.args = (f"{error} {NOTHING}", *error.args[1:])
-    note_nothing(error)
+    note_none_inserted(error)
 
 
-def _one(
+def _error_for(
     store: Store, error: OSError | FsqueueError, then: str, inserted: int, new: int, is_exact: bool
 ) -> FsqueueError:
     if isinstance(error, OSError):

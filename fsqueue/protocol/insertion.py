@@ -62,8 +62,8 @@ def insert_many(
 ) -> int:
     """Insert a stream of payloads or Tasks. Return how many are new.
 
-    What is too little for task files goes to `inserter`, where that is given (see `_parts`). A task with a key goes to
-    `insert_keyed`, after all that came before it in the stream are in the queue. `ids` gets the ids of all others.
+    Tasks that are too few for task files go to `inserter`, if that is given (see `_parts`). A task with a key goes to
+    `insert_keyed`, once all tasks that came before it in the stream are in the queue. `ids` gets the ids of all others.
 
     After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
     `new`, and how to go on.
@@ -110,7 +110,7 @@ def insert_many(
 
 
 class InsertedIds:
-    """The ids of the tasks of a call, in the order of the call."""
+    """Collect the ids of the tasks of a call, in the order of the call."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -119,12 +119,12 @@ class InsertedIds:
         ids."""
 
     def add(self, batch: Batch, indices: Iterable[int], places: Sequence[int]) -> None:
-        """Take in where tasks of a batch stand in the call."""
+        """Add the ids of tasks of a batch, whose places in the call are `places`."""
         for index, place in zip(indices, places, strict=True):
             self.put(names.task_id(batch, index), place)
 
     def put(self, task_id: str, place: int) -> None:
-        """Take in the id of one task, by its place in the call."""
+        """Add the id of the task at a place in the call."""
         if place == len(self.ids):
             self.ids.append(task_id)
             return
@@ -135,11 +135,11 @@ class InsertedIds:
 
 
 def _parts(group: list[Encoded], inserter: SingleInserter | None) -> Iterator[tuple[list[Encoded], bool]]:
-    """Yield the batches of a group, in their order, and whether they go into an open batch by one append. The others
-    become files.
+    """Yield parts of a group, in its order, and whether each part goes into an open batch by one append. The other
+    parts become task files.
 
-    All of a group is appended if that is one append; otherwise its batches of fewer than FILE_TASKS_MIN tasks, as many
-    at once as an append takes.
+    If one append takes the whole group, the group is appended. Otherwise only its batches of fewer than FILE_TASKS_MIN
+    tasks are, as many at once as an append takes.
     """
     if inserter is None or not inserter.has_open_batches:
         yield group, False
@@ -166,7 +166,7 @@ def _is_one_append(batches: list[Encoded], append_max: int) -> bool:
 
 
 class Published:
-    """Know what of a group is in the queue. It is noted where it happens: no error that comes later hides it."""
+    """Note which batches of a group are in the queue, as soon as each is: no later error hides that."""
 
     def __init__(self) -> None:
         self.names: list[TaskFileName] = []
@@ -185,12 +185,12 @@ class Published:
         return sum(name.count for name in self.names)
 
     def forget(self) -> None:
-        """Take in that a purge has dropped what was published."""
+        """Forget the published batches: a purge has dropped them."""
         self.names.clear()
         self.in_doubt = self.is_whole = False
 
     def secure(self, store: Store) -> None:
-        """After an error, make durable what is published, as far as the filesystem lets us, and notify workers.
+        """After an error, sync the published batches, as far as the filesystem lets us, and notify workers.
 
         A sync that has failed is not tried again: it might succeed although what was written is lost.
         """
@@ -212,7 +212,7 @@ class Published:
 
 
 class _Done:
-    """Count what of a stream is in the queue."""
+    """Count the tasks of a stream that are in the queue."""
 
     def __init__(self) -> None:
         self.is_at_key = False
@@ -228,7 +228,7 @@ class _Done:
         """Number of tasks with keys that were dealt with, and number of these that are new."""
 
     def begin_stretch(self) -> None:
-        """Take in that all of the present stretch is in the queue."""
+        """Begin the next stretch: all tasks of the present one are in the queue."""
         self._before += self.in_stretch
         self.in_stretch = 0
 
@@ -238,7 +238,7 @@ class _Done:
         self.group = Published()
 
     def take_in(self, error: AppendFailed | FsqueueError | OSError) -> None:
-        """Count the tasks of an append, or the task with a key, of which the error says that they are in the queue."""
+        """Count the tasks that are in the queue as an error says: those of a failed append, or the task with a key."""
         if isinstance(error, AppendFailed):
             self.in_stretch += error.new
             self.failed = error
@@ -255,7 +255,7 @@ class _Done:
 
     @property
     def risk(self) -> str:
-        """Return a sentence about what is in the queue and may still be lost; "" if nothing may."""
+        """Return a sentence about tasks that are in the queue and may still be lost; "" if none may."""
         if self.failed is not None and self.failed.new and not self.failed.is_safe:
             return _risk_of(self.failed.new)
         return "" if self.group.is_safe or not self.group.names else _risk_of(self.group.tasks)
@@ -297,7 +297,7 @@ def _risk_of(tasks: int) -> str:
 def _broken_off(
     store: Store, stream: TaskStream, done: _Done, error: AppendFailed | FsqueueError | OSError
 ) -> FsqueueError:
-    """Return the error for the user. It says what of the stream is in the queue, and how to go on."""
+    """Return the error for the user. It says which tasks of a stream are in the queue, and how to go on."""
     root = error.error if isinstance(error, AppendFailed) else error
     is_exact = not done.group.in_doubt and (isinstance(error, OSError) or error.is_exact)
     is_first = stream.is_in_order or not done.of_stretch
@@ -364,9 +364,9 @@ def insert_in_file(store: Store, task: EncodedTask) -> str:
         let_out(error)
         published.secure(store)
         if published.names:
-            raise insert_errors.is_in(store, error) from error
+            raise insert_errors.inserted_error(store, error) from error
         if published.in_doubt:
-            raise insert_errors.is_unknown(store, error) from error
+            raise insert_errors.unknown_error(store, error) from error
         raise
 
 

@@ -45,7 +45,9 @@ class _Moved(Exception):
 
 
 class TaskEnded(Exception):
-    """The last task with a key has ended, and the caller wants to know how before a task with the key is inserted."""
+    """Raised if the last task with a key has ended, and the caller wants to know how before a task with the key is
+    inserted.
+    """
 
     def __init__(self, insert: str) -> None:
         super().__init__(insert)
@@ -359,7 +361,7 @@ class Claims:
                 if index is not None:
                     return names.task_id(batch, index)
                 if not is_known and locked.replay_state.takes_inserts:
-                    sealing.seal(locked, record_times.present(locked))
+                    sealing.seal(locked, record_times.next_at(locked))
                     if not locked.replay_state.remaining:
                         finishing.try_finish(locked)
                 return None
@@ -389,7 +391,7 @@ class Claims:
         with store.fs.closing(fd):
             store.fs.fsync(fd)
         if done < 0:
-            for each in (path, layout.task_file(names.open_batch(batch))):
+            for each in (path, layout.task_file(names.open_batch_file(batch))):
                 try:
                     store.names.sync(os.path.dirname(each))
                 except OSError as error:

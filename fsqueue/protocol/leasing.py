@@ -1,7 +1,16 @@
 """Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5).
 
-One lease goes this way: `Leaser.lease`; which batch (`_lease_from_heads`); up to which rank (`_from_head`); the lock,
-and what errors mean (`_from_batch`); which tasks (`_from_locked`); the record (`_take`); the payloads (`_hand_out`).
+The batch in hand is the one that gave the last task. A head is a task file that may have a task to lease: the worker
+has seen it in a listing of its shard (`protocol.selection`).
+
+The usual lease takes the next task of the batch in hand: `Leaser.lease`, and there `fast_path.lease_next`, in one
+frame. Any other lease goes this way:
+
+1. Choose a batch (`_lease_from_heads`), and up to which rank its tasks may go (`_from_head`).
+2. Lock its log, and judge errors (`_from_batch`).
+3. Choose tasks (`_from_locked`).
+4. Append the `lease` record, and unlock (`_record_lease`).
+5. Decode the payloads (`_hand_out`).
 """
 
 from __future__ import annotations
@@ -111,9 +120,9 @@ class Leaser:
         self.current: Batch | None = None
         """The batch to lease from first: the last one that gave a task."""
         self._bound: Rank = LAST
-        """Nothing less urgent was asked for."""
+        """The rank of the least urgent task that the caller asks for."""
         self._limit: Rank = LAST
-        """Nothing less urgent is taken from the batch at hand."""
+        """The rank of the least urgent task that may be taken from the batch that is looked into."""
         self._overpromised = 0
         """Number of batches in a row that had less urgent tasks than they promised."""
         self._corrected: set[Batch] | None = None
@@ -151,8 +160,10 @@ class Leaser:
         self._warned: dict[int, float] = {}
         """Time at which a warning was last logged, by the error's number."""
 
-    def begin(self, now: bool = False) -> bool:
-        """Return True if the queue was purged since the last look; then forget what was listed."""
+    def begin_look(self, now: bool = False) -> bool:
+        """Read `queue.jsonl` if that is due. If the queue was purged since the last look, forget what was listed, and
+        return True.
+        """
         self.store.refresh(now)
         if self.generation == self.store.queue_state.generation:
             return False
@@ -162,14 +173,14 @@ class Leaser:
         self.generation = self.store.queue_state.generation
         return True
 
-    def pause(self) -> bool:
+    def check_held_up(self) -> bool:
         """Return whether the queue is paused, or as many tasks are leased as its limits allow. Note it.
 
         While it seems paused, `queue.jsonl` is read at each look. Otherwise a worker that was just notified of the end
         of the pause could use up the notification, and go on waiting.
         """
         if self.store.queue_state.paused is not None:
-            self.begin(now=True)
+            self.begin_look(now=True)
         state = self.store.queue_state
         self.is_held_up = state.paused is not None
         if state.limits is not None and not self.is_held_up:
@@ -177,19 +188,21 @@ class Leaser:
             self.store.full = state.limits if self.is_held_up else None
         return self.is_held_up
 
-    def _is_full(self, holds_none: bool) -> None:
-        """Note that the limits of the queue allow no more; if nothing was leased by then, that this is why."""
+    def _note_full(self, holds_none: bool) -> None:
+        """Note that the limits of the queue allow no more leases. `holds_none`: the look has leased nothing, so they
+        are the reason.
+        """
         self.is_held_up = holds_none
         self.store.full = self.store.queue_state.limits
 
     def _limits(self) -> limiting.Limiter:
-        """Return the limits of the queue, as this lessee knows them."""
+        """Return the `Limiter` of this leaser. It is made at the first call."""
         self._limiter = self._limiter or limiting.Limiter(self.store)
         return self._limiter
 
     def held_up_s(self) -> float:
-        """Return in how many seconds the rate of the queue may allow a lease, if it has held up the last look; infinity
-        if something else did, or nothing.
+        """Return in how many seconds the rate of the queue may allow a lease; infinity unless the rate has held up the
+        last look.
         """
         return self._limiter.due_s() if self.is_held_up and self._limiter is not None else math.inf
 
@@ -215,8 +228,8 @@ class Leaser:
             store.verify()
         # On the hot path: `is_fresh`, without a frame of its own.
         if store.clock.monotonic() - queue_file.read_at > FRESH_S or self.generation != queue_file.state.generation:
-            self.begin()
-        if (queue_file.state.is_checked or self.is_held_up) and self.pause():
+            self.begin_look()
+        if (queue_file.state.is_checked or self.is_held_up) and self.check_held_up():
             self.let_go()
             return []
         batch, limit = self.current, None
@@ -232,8 +245,8 @@ class Leaser:
         held: list[LeasedTask] = []
         self._bound = LAST
         if up_to is not None:
-            self.begin(now=True)
-            if self._has_none(up_to):
+            self.begin_look(now=True)
+            if self._has_none_within(up_to):
                 return []
             self._bound = up_to
         selection = self.selection
@@ -244,7 +257,7 @@ class Leaser:
             got = self._from_batch(batch, None, n, n, lease_ms)
             if got not in LEFT and (self._next_head is None or not got or queue_file.state.is_ordered):
                 # A busy one is among the heads, and is tried again or rests. One that goes on stays in hand.
-                self._tell(batch, got)
+                self._tell_selection(batch, got)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
                     return got
@@ -259,30 +272,31 @@ class Leaser:
             logger.debug("fewer tasks of %s are leased than asked for: %s", store.path, error)
         finally:
             self._warn()
-        if not held and self.begin(now=True):
+        if not held and self.begin_look(now=True):
             # The queue was purged during the look: the new generation may have tasks.
             return self.lease(n, lease_ms, strict, up_to)
         if not held:
             self.let_go()
-        return latest(held)
+        return latest_leases(held)
 
-    def _has_none(self, bound: Rank) -> bool:
-        """Return whether no task is within a bound, since none has a priority: as of when `queue.jsonl` was read.
+    def _has_none_within(self, bound: Rank) -> bool:
+        """Return whether only tasks with a priority are asked for, and the queue has none, as last read.
 
-        The line that says otherwise is there before the first task that has one.
+        An inserter writes into `queue.jsonl` that there are priorities before it inserts the first such task.
         """
         return bound < LAST and not self.selection.is_ordered
 
     def promise(self, up_to: Rank | None = None, is_anew: bool = True) -> Rank | None:
-        """Return the rank of the best task that seems to be there, in all shards; None if all seem to have nothing.
+        """Return the rank of the most urgent task that any shard seems to have; None if all seem to have none. A hint.
 
-        Unless `is_anew` nothing is listed again: what is known of batches counts, and not what their names promise.
+        `is_anew`: list the shards again. Otherwise only what is known of batches counts, and not what their names
+        promise.
         """
         bound = LAST if up_to is None else up_to
         if not self.selection.is_ordered and (self.current is None or bound < LAST):
             self.store.verify()  # ranks may matter by now: see `queue_changes.mark_ordered`
-        self.begin()
-        if self.pause() or self._has_none(bound):
+        self.begin_look()
+        if self.check_held_up() or self._has_none_within(bound):
             return None
         rank = self._glance(bound, is_anew)
         if rank is None and is_anew:
@@ -298,9 +312,9 @@ class Leaser:
 
     def lease_seen(self, n: int, lease_ms: int | None, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""
-        self.begin()
+        self.begin_look()
         held: list[LeasedTask] = []
-        if self.pause() or self._has_none(bound):
+        if self.check_held_up() or self._has_none_within(bound):
             return held
         self._bound = bound
         try:
@@ -312,10 +326,12 @@ class Leaser:
                 raise
         finally:
             self._warn()
-        return latest(held)
+        return latest_leases(held)
 
     def _put_back(self, held: list[LeasedTask]) -> None:
-        """Release tasks that no caller will know of, rather than let their leases run out."""
+        """Release the leased tasks of a call that ends with an error. No caller gets them, and their leases would have
+        to run out.
+        """
         queue = self.queue()
         if held and queue is not None:
             try:
@@ -364,7 +380,7 @@ class Leaser:
                 ):
                     got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             if got is LIMITED:
-                self._is_full(not held)
+                self._note_full(not held)
                 return
             if got is FULL:
                 is_full = True
@@ -386,7 +402,7 @@ class Leaser:
         if not held and busy and not waited_s >= BUSY_WAIT_S:
             held += self._outwait(busy, n, n, lease_ms, True, BUSY_WAIT_S)
         if is_full and not held:
-            self._is_full(True)
+            self._note_full(True)
         if not held:
             self._raise_unreadable()
 
@@ -399,7 +415,8 @@ class Leaser:
         solo: bool,
         patience_s: float,
     ) -> list[LeasedTask]:
-        """Try locked batches until one gives a task, none is left, or the time is over. Take those off that answer.
+        """Try locked batches again and again, for `patience_s` seconds at most, until one gives a task. Take each batch
+        off `busy` that could be locked.
 
         Log a warning of each that stayed locked. The last try comes when the time is over: a process that was stopped
         may have gone on during the last pause.
@@ -414,7 +431,7 @@ class Leaser:
             for name in list(busy.values()):
                 got = self._from_head(name, most, asked, lease_ms, solo)
                 if got is LIMITED:
-                    self._is_full(True)
+                    self._note_full(True)
                     busy.clear()
                     return []
                 if got in (BUSY, UNDECIDED):
@@ -422,7 +439,7 @@ class Leaser:
                     continue
                 del busy[name.batch]
                 if got is FULL:
-                    self._is_full(True)
+                    self._note_full(True)
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
@@ -436,10 +453,10 @@ class Leaser:
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_head(self, name: TaskFileName, most: int, asked: int, lease_ms: int | None, solo: bool = True) -> Got:
-        """Lease up to `most` tasks of a batch that the selection has returned.
+        """Lease up to `most` tasks of a batch that the selection has returned, and tell the selection what is left.
 
-        By rank: no task that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
-        nothing, the head goes back with the rank that it really has.
+        No task is leased that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
+        no task, the head goes back with the rank that it really has.
         """
         batch, selection = name.batch, self.selection
         limits = self.store.queue_file.state.limits
@@ -462,11 +479,11 @@ class Leaser:
         elif got is FULL:
             selection.take_off(batch)  # until the next listing: other batches may have other values
         else:
-            self._tell(batch, got)
+            self._tell_selection(batch, got)
         return got
 
-    def _tell(self, batch: Batch, got: Got) -> None:
-        """Tell the selection what a batch has left that was looked into."""
+    def _tell_selection(self, batch: Batch, got: Got) -> None:
+        """Tell the selection what a batch has left after a look into it: `_next_head`, which this forgets."""
         selection, left, self._next_head = self.selection, self._next_head, None
         if left is None or got is NOTHING:
             selection.take_off(batch)
@@ -532,9 +549,10 @@ class Leaser:
             return got
 
     def _get_decided(self, batch: Batch, got: Got) -> Got | None:
-        """Ask for the decisions that a batch without another task to lease waits for. None: look into it again.
+        """Ask for the decisions about the updates in `_wanted`: they hold up all tasks that the batch could give.
 
-        What is not decided is looked at again when it is old. Return `got` then.
+        Return None if they are decided: look into the batch again. Else return `got`, and expect the batch when the
+        first of the updates is old.
         """
         wanted, self._wanted = self._wanted, []
         if deciding.decide(self.store, batch, wanted, 0.0):
@@ -544,8 +562,12 @@ class Leaser:
         )
         return got
 
-    def _await(self, locked: LockedBatch, at: int) -> Got:
-        """Note which decisions to ask for once the log is unlocked: it has nothing else to lease."""
+    def _note_undecided(self, locked: LockedBatch, at: int) -> Got:
+        """Note the undecided updates of a batch that has no other task to lease: `_get_decided` asks for the decisions
+        once the log is unlocked.
+
+        Return UNDECIDED if one of them may free a task, else NOTHING.
+        """
         self._wanted = locked.undecided()
         return UNDECIDED if deciding.may_free_a_task(locked.replay_state, at) else NOTHING
 
@@ -624,11 +646,11 @@ class Leaser:
                 self._end_if_empty(locked)
                 return NOTHING
         elif replay_state.prepared and (not replay_state.remaining or record_times.is_ahead(store, replay_state)):
-            return self._await(locked, replay_state.at)  # before the log's time is corrected, too
+            return self._note_undecided(locked, replay_state.at)  # before the log's time is corrected, too
         elif not replay_state.remaining:
             self._try_finish(locked)
             return NOTHING
-        at = record_times.present(locked)
+        at = record_times.next_at(locked)
         if store.queue_file.state.limits is not None:
             most = self._limits().allowed(locked, at, most)
             if not most:
@@ -638,7 +660,7 @@ class Leaser:
         choice = self._choose(locked, at, most, solo)
         if choice is None:
             if replay_state.prepared:
-                return self._await(locked, at)
+                return self._note_undecided(locked, at)
             finishing.bury_lost(locked)
             return NOTHING
         tasks, spent, alone = choice
@@ -658,24 +680,24 @@ class Leaser:
             if is_new:  # what was added is not written: the file's name was in the future after all, or too urgent
                 locked.drop()
             elif replay_state.prepared and not is_later:
-                return self._await(locked, at)
+                return self._note_undecided(locked, at)
             elif not is_later:
-                self._nothing_now(locked, name, at)
+                self._correct_name(locked, name, at)
             elif self._limit == self._bound and (change := replay_state.next_change()) is not None:
                 # it may be one that was asked for
                 self.selection.expect(locked.batch, max(change, at) + store.clock.margin_ms)
             return LATER if is_later else NOTHING
         if locked.log.lines is None and locked.read_lines() is None:
-            got = self._await(locked, at) if replay_state.prepared else NOTHING
+            got = self._note_undecided(locked, at) if replay_state.prepared else NOTHING
             finishing.bury_lost(locked)
             locked.drop()  # what was chosen is not taken after all: replay anew next time
             return got
-        return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, alone)
+        return self._record_lease(locked, tasks, at, lease_ms, asked > 1 and not alone, alone)
 
     def _choose(self, locked: LockedBatch, at: int, most: int, solo: bool) -> Choice | None:
-        """Choose tasks that are not less urgent than the limit, and note what the batch has besides.
+        """Choose tasks that are not less urgent than `_limit`. Note in `_next_head` what the batch has besides.
 
-        None: its priorities are in the task file, and that is proven absent.
+        None: the priorities of its tasks are in the task file, and that is proven absent.
         """
         store, replay_state, log = self.store, locked.replay_state, locked.log
         name, margin, attempts_max = log.name, store.clock.margin_ms, store.settings.max_attempts
@@ -741,12 +763,14 @@ class Leaser:
             finishing.try_finish(locked)
 
     def _try_finish(self, locked: LockedBatch) -> None:
-        """Finish a batch that is done. Look at it again if a task was inserted into it a moment ago."""
+        """Finish a batch whose tasks all have outcomes. If it takes inserts and got one a moment ago, it goes on:
+        expect it later.
+        """
         finishing.try_finish(locked)
         if locked.log.fd >= 0:
             self.selection.expect(locked.batch, locked.replay_state.inserted_at + finishing.LINGER_MS)
 
-    def _take(
+    def _record_lease(
         self, locked: LockedBatch, tasks: list[int], at: int, lease_ms: int | None, several: bool, solo: bool
     ) -> Got:
         """Record the lease, give the file a later name if no other task is available, unlock, then decode.
@@ -775,7 +799,7 @@ class Leaser:
             record, each.offset = each.record(at, until), log.next_offset()
             replay_state.apply(record, each.offset)
             if each is not leases[-1]:
-                log.take(movements.encode(record))
+                log.add_line(movements.encode(record))
         target = None
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
             self._next_head = None
@@ -784,7 +808,7 @@ class Leaser:
             if target != log.name:
                 record |= {"from": str(log.name), "name": str(target)}
                 replay_state.take_in_names(record)
-        log.take(movements.encode(record))
+        log.add_line(movements.encode(record))
         log.write()
         lines = log.lines
         if target is not None:
@@ -877,14 +901,14 @@ class Leaser:
                 replay_state = locked.replay_state
                 if not replay_state.holds(task.index, task.lease):
                     return None
-                at = record_times.present(locked)
+                at = record_times.next_at(locked)
                 transitions.add_completion(locked, task, at, result)
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
                 next_ones: Got = []
                 if tasks and not spent and locked.read_lines() is not None:
-                    next_ones = self._take(locked, tasks, at, lease_ms, False, alone)
+                    next_ones = self._record_lease(locked, tasks, at, lease_ms, False, alone)
                 else:
                     locked.log.write()
                     if tasks or spent:
@@ -928,10 +952,10 @@ class Leaser:
             worker = {} if charge.worker is None else {"worker": charge.worker}
             locked.append_record("bury", at, tasks=[[index, index + 1]], reason=reason, **worker)
             self.gave_up(names.task_id(locked.batch, index), attempts, reason)
-        finishing.bury(locked, spent)
+        finishing.write_letters(locked, spent)
 
-    def _nothing_now(self, locked: LockedBatch, name: TaskFileName | None, at: int) -> None:
-        """Correct a task file's name that promises more than there is, and note when to look at the batch again."""
+    def _correct_name(self, locked: LockedBatch, name: TaskFileName | None, at: int) -> None:
+        """Give a task file a later name if its batch has no task to lease now. Note when to look at the batch again."""
         log = locked.log
         store, replay_state = self.store, locked.replay_state
         due = replay_state.next_time()
@@ -958,12 +982,13 @@ class Leaser:
     def from_shards(
         self, shards: list[str], n: int, lease_ms: int | None, up_to: Rank | None = None
     ) -> list[LeasedTask]:
-        """Look once into shards in which a task has come due. [] says nothing about the other shards.
+        """Lease up to `n` tasks of one batch in some shards: those in which a task has come due. [] proves nothing
+        about other shards.
 
         An error makes the next look begin anew, since the known times are forgotten.
         """
-        self.begin()
-        if self.pause():
+        self.begin_look()
+        if self.check_held_up():
             return []
         self._bound, self._overpromised, self._corrected = LAST if up_to is None else up_to, 0, None
         self.selection.sweep(shards)
@@ -974,10 +999,10 @@ class Leaser:
                     self.current = name.batch
                     return got
                 if got is LIMITED:
-                    self._is_full(True)
+                    self._note_full(True)
                     return []
                 if got is FULL:
-                    self._is_full(True)
+                    self._note_full(True)
                 if got is BUSY:  # of one that waits for a decision it is known when to look again
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
             self._raise_unreadable()
@@ -990,22 +1015,25 @@ class Leaser:
 
 
 def _leaves_what_is_held(error: BaseException) -> bool:
-    """Return whether a look that failed returns the tasks that it has leased by then: they are leased all the same."""
+    """Return whether a look that ends with `error` still returns the tasks that it has leased: an error of the system,
+    but not a missing file, nor an interruption.
+    """
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_interruption(error)
 
 
-def latest(tasks: list[LeasedTask]) -> list[LeasedTask]:
-    """Return the last lease of each task of one queue. A lease may end (released, or run out) while a look goes on,
-    which finds the task again. With both leases the caller would do the task twice, and a LeaseLost names tasks: it
-    would seem lost.
+def latest_leases(tasks: list[LeasedTask]) -> list[LeasedTask]:
+    """Return the last lease of each task among `tasks`, which are of one queue.
+
+    A lease may end (released, or run out) during a look, and the look then leases the task again. With both leases the
+    caller would do the task twice. A LeaseLost, which names tasks, would say that the task is lost.
     """
     return list({(task.batch, task.index): task for task in tasks}.values())
 
 
 def _learn_ranks(locked: LockedBatch) -> bool:
-    """Learn the priorities of a batch's unfinished tasks from its file, whose name promises some. They are not known.
+    """Read the priorities of a batch's unfinished tasks from its task file, into the replay state.
 
-    Of tasks in the log the state knows them. False: the file is proven absent.
+    Those of tasks in the log the state knows already. False: the file is proven absent.
     """
     replay_state = locked.replay_state
     if replay_state.inserts is None:

@@ -25,8 +25,8 @@ class NamedLeaser(Leaser):
         batch that stays locked for `BUSY_WAIT_S`, or that an undecided update holds for as long. A task that must go
         alone is left out unless it is the only one that is named. Errors as of `lease`.
         """
-        self.begin(now=True)
-        if self.pause():
+        self.begin_look(now=True)
+        if self.check_held_up():
             return []
         self._named = named
         n = sum(map(len, named.values()))
@@ -42,10 +42,10 @@ class NamedLeaser(Leaser):
                 ):
                     got = self._from_head(name, n, n, lease_ms, n == 1)
                 if got is LIMITED:
-                    self._is_full(not held)
+                    self._note_full(not held)
                     return held
                 if got is FULL and not held:
-                    self._is_full(True)
+                    self._note_full(True)
                 if got in (BUSY, UNDECIDED) and name is not None:
                     busy[batch] = name
                 if isinstance(got, list):

@@ -270,7 +270,7 @@ class Limiter:
         store = self.store
         try:
             with LockedBatch(store, batch, 0) as locked:
-                over = over_in(locked, record_times.present(locked), those)
+                over = over_in(locked, record_times.next_at(locked), those)
                 wanted = locked.undecided()
             if wanted:  # a lease that an update has counts as held until that is decided
                 deciding.decide(store, batch, wanted, 0.0)

@@ -80,7 +80,7 @@ def hold(store: Store, batch: Batch, indices: Sequence[int], to: Destination, ho
 
 def _hold_in(locked: LockedBatch, indices: Sequence[int], to: Destination, host: str) -> Parcel | None:
     store, states = locked.store, locked.replay_state
-    at = record_times.present(locked)
+    at = record_times.next_at(locked)
     known = sorted({index for index in indices if index < states.count})
     free = [index for index in known if states.is_free(index, at)]
     free = [index for index in free if locked.payload(index) is not locked_batch.LOST]
@@ -161,7 +161,7 @@ def end(store: Store, parcel: Parcel) -> int:
     def act(locked: LockedBatch) -> int:
         held = _held(locked.replay_state, parcel.lease)
         if held:
-            at = record_times.present(locked)
+            at = record_times.next_at(locked)
             locked.append_record("cancel", at, lease=parcel.lease, tasks=to_ranges(held))
             _sync(locked)
         if not locked.replay_state.remaining:
@@ -176,7 +176,7 @@ def give_back(store: Store, parcel: Parcel) -> int:
 
     def act(locked: LockedBatch) -> int:
         held = _held(locked.replay_state, parcel.lease)
-        at = record_times.present(locked)
+        at = record_times.next_at(locked)
         times: dict[int, list[int]] = {}
         for index in held:
             times.setdefault(max(at, parcel.due.get(index, at)), []).append(index)

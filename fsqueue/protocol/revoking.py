@@ -29,7 +29,7 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
         while True:
             with LockedBatch(store, batch, waiting.wait_s) as locked:
                 replay_state = locked.replay_state
-                at = record_times.present(locked)
+                at = record_times.next_at(locked)
                 tasks = [
                     index
                     for index in range(replay_state.count)
@@ -58,7 +58,7 @@ def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
         while True:
             with LockedBatch(store, batch, waiting.wait_s) as locked:
                 replay_state = locked.replay_state
-                at = record_times.present(locked)
+                at = record_times.next_at(locked)
                 held: dict[str, list[int]] = {}
                 for index in range(replay_state.count):
                     holder = replay_state.holder[index]
@@ -94,7 +94,7 @@ def expire_in(
         ended += expire(store, batch, chosen, wait_s)
 
     try:
-        busy = locked_batch.each(store, batches, act)
+        busy = locked_batch.for_each_batch(store, batches, act)
     finally:
         if ended:
             store.doorbell.ring()

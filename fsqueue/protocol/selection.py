@@ -50,7 +50,8 @@ class _Head(NamedTuple):
 
 
 class Selection:
-    """The heads of shards, the most urgent first; those of one rank by birth. One thread at a time.
+    """Choose the next batch among the heads of shards: the most urgent one, and of one rank the oldest. Not
+    thread-safe.
 
     Without priorities no head is better than the batch in hand. So the worker stays with that, and lists a shard only
     when it needs more. With priorities it knows the heads of all shards, and lists them all again and again.
@@ -101,7 +102,9 @@ class Selection:
         return self.store.queue_file.state.is_ordered
 
     def sweep(self, shards: list[str] | None = None) -> None:
-        """Begin anew: all shards, or the ones given, must be listed. Of other shards the heads stay."""
+        """Begin anew: list all shards, or those given, before anything is found empty. The heads of other
+        shards stay.
+        """
         self._let_go()
         self.hidden = None
         if shards is None:
@@ -176,10 +179,10 @@ class Selection:
     def next(
         self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
     ) -> TaskFileName | None:
-        """Return the best head that is not less urgent than `bound`, taken off the cache; `stay` before its equals, but
-        for a strict look without priorities, which takes the oldest.
+        """Take the best head that is not less urgent than `bound` off the heads, and return it. Among equals take
+        `stay` first. A strict look without priorities takes the oldest instead.
 
-        None: all shards of this sweep were listed, and what they have of that kind is used up.
+        None: all shards of this sweep were listed, and have no such head left.
         """
         self._let_go()
         if strict:
@@ -194,7 +197,7 @@ class Selection:
         return self._heads.pop(batch).name
 
     def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
-        """Return the rank of the best head, which stays; None if there is none that is not less urgent than `bound`."""
+        """Return the rank of the best head, and leave it there; None if all heads are less urgent than `bound`."""
         self._let_go()
         while (rank := self.best()) is None or rank > bound:
             if self._unlisted:
@@ -239,20 +242,22 @@ class Selection:
         return rest is not None and rest[0] > self.store.clock.monotonic()
 
     def _wake(self, batch: Batch, now_s: float) -> None:
-        """End the rest of a batch that is not busy any more. How long it was still counts for the next one."""
+        """End the rest of a batch that is not busy any more. The length of this rest still decides that of the next
+        one.
+        """
         rest = self._resting.get(batch)
         if rest is not None and rest[0] > now_s:
             self._resting[batch] = (now_s, rest[1])
 
     def take_off(self, batch: Batch) -> None:
-        """Forget a batch until a listing shows it again: it has nothing left."""
+        """Forget a batch that has no task left, until a listing shows it again."""
         if batch == self.batch_in_hand:
             self._in_hand = self.batch_in_hand = None
         self._let_go()
         self._heads.pop(batch, None)
 
     def put_back(self, name: TaskFileName, rank: Rank) -> None:
-        """Take in the rank that a batch really has left, or the next of which it has."""
+        """Put a batch among the heads, with the rank of the next task that it really has."""
         self._let_go()
         self._take_in(_Head(name, rank), self.store.clock.monotonic())
 
@@ -266,7 +271,9 @@ class Selection:
         self._add(head)
 
     def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
-        """Take in what is left of the batch that gave a task last: the next task may come from it, too."""
+        """Keep the batch that gave the last task in hand, with the rank of its next task: it may give the next one,
+        too.
+        """
         if name.batch == self.batch_in_hand:
             self._in_hand = name, rank
             return
@@ -307,7 +314,7 @@ class Selection:
             self._take_in(_Head(*in_hand), self._seen_at)
 
     def rest(self, name: TaskFileName) -> None:
-        """Pass a batch over for a while that another process has locked."""
+        """Pass over a batch for a while: another process has it locked."""
         self._let_go()
         now = self.store.clock.monotonic()
         ended, before = self._resting.get(name.batch, (0.0, 0.0))

@@ -15,7 +15,7 @@ Holder = dict[str, Any]
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """The tasks that one holder wants of a look: `n` at most."""
+    """Note how many tasks one holder wants of a look, `n` at most, and which leases it has got."""
 
     n: int
     holder: Holder
@@ -45,21 +45,21 @@ class NewLease:
         return lease(at, self.id, self.tasks, until, self.holder, self.several)
 
     def hand_out(self, tasks: list[LeasedTask]) -> None:
-        """Note which of its tasks the caller gets. One that is damaged is not among them."""
+        """Note which tasks of this lease the caller gets. Damaged tasks are not among them."""
         if self.share is not None:
             self.share.left -= len(tasks)
             self.share.leases.add(self.id)
 
 
 class Shares:
-    """The holders for which one call leases, the first one first."""
+    """Share the tasks that one call leases among several holders. The first holder comes first."""
 
     def __init__(self, wanted: Sequence[tuple[int, Holder]]) -> None:
         self._shares = [Share(n, holder) for n, holder in wanted]
 
     @property
     def n(self) -> int:
-        """Return how many tasks they want together."""
+        """Return how many tasks all holders want together."""
         return sum(share.n for share in self._shares)
 
     def next_leases(self, tasks: list[int], draw: Callable[[], str], alone: bool) -> list[NewLease]:

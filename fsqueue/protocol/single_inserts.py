@@ -3,15 +3,16 @@
 docs/design.md, section 4.16; decisions 27 and 45.
 
 A batch is *open* while it takes inserts: its task file is empty but for a header, and its tasks are `insert` records in
-its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
-that is not full.
+its log. A process stays with one open batch. At first it looks for one that an earlier process of its host has left,
+and that is not full.
 
-One insert goes this way, from `SingleInserter._insert`: which batch (`_batches`); into it (`_insert_into`): the record
-(`_appended`), and the sync (`_make_durable`); whether a purge has begun meanwhile (`_is_in_queue`).
+One insert goes this way, from `SingleInserter._insert`:
 
-`_appended` gives the usual task to `fast_path.insert_next`, which is one frame. Of any other one it looks, under the
-log's lock, whether the batch takes it (`_takes_now`) and what the file's name promises (`_promised_in`), and appends
-the record (`_append`). After an error it finds out whether the record is there (`_found`).
+1. Choose a batch (`_batches`). 2. Append the record (`_insert_into`, and there `_append_surely`). The usual task goes
+by `fast_path.insert_next`, in one frame. For any other one, lock the log; ask whether the batch takes it
+(`_takes_now`); give the task file a name that promises it (`_ensure_promise`); append (`_write_inserts`). After an
+error, look for the record (`_find_records`). 3. Sync the log (`_make_durable`). 4. Ask whether a purge has begun
+meanwhile (`_is_in_queue`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Pending = list[tuple[str, EncodedTask]]
 
 
 class _Appended(NamedTuple):
-    """The outcome of appending tasks of an insert to one batch: all of them, unless there is a `failure`."""
+    """Tell how an append of tasks to one batch has ended: all of them are in it, unless there is a `failure`."""
 
     first: int
     """The index of the first task."""
@@ -74,7 +75,7 @@ class _Appended(NamedTuple):
 
 
 class PreparedInserts(NamedTuple):
-    """The place of prepared inserts of an update."""
+    """Tell where the prepared inserts of an update stand."""
 
     batch: Batch
     first: int
@@ -86,7 +87,7 @@ class PreparedInserts(NamedTuple):
 
 
 class _Overtaken(Exception):
-    """The queue was purged while a task was being appended, which ended with an error: the task is not in the queue."""
+    """Raised if the queue was purged while an append ended with an error: the tasks are not in the queue."""
 
 
 class _Unknown(Exception):
@@ -105,17 +106,17 @@ class SingleInserter:
         self.store = store
         self._batch: Batch | None = None
         """The open batch that this process inserts into."""
-        self._named: Batch | None = None
-        """The batch whose names this process knows to be durable."""
-        self._promise: TaskFileName | None = None
-        """The name of a batch's task file that its latest task with a priority needs."""
-        self._promised: TaskFileName | None = None
-        """The one that this process knows to be durable."""
+        self._known_batch: Batch | None = None
+        """The batch into which this process has inserted last: its names are durable."""
+        self._needed_name: TaskFileName | None = None
+        """The task file's name that promises the rank of the latest task with a priority."""
+        self._durable_name: TaskFileName | None = None
+        """The last of these names that this process knows to be durable."""
         self._scattered: dict[tuple[Batch, int], Sequence[int]] = {}
         """The indices of tasks that one append was to insert, and of which some may have come in by a second one: by
         their batch and the index of the first one."""
         self._finding = resources.Mutex()
-        self._synced = _Synced(store)
+        self._syncer = _LogSyncer(store)
 
     @property
     def has_open_batches(self) -> bool:
@@ -123,24 +124,24 @@ class SingleInserter:
         return may_append(self.store.settings, self.store.domain)
 
     def takes(self, task: EncodedTask) -> bool:
-        """Return whether a task goes into an open batch. Else insert it as a file of its own."""
+        """Return whether a task may go into an open batch. Else it needs a task file of its own."""
         return len(task.line) <= TASK_BYTES_MAX and may_append(self.store.settings, self.store.domain)
 
     def takes_all(self, encoded: Encoded) -> bool:
-        """Return whether the tasks of a batch that is encoded may go into an open one, by one append."""
+        """Return whether the tasks of an encoded batch may go into an open batch, by one append."""
         size = encoded.size
         if size <= TASK_BYTES_MAX:
             return True
         return size <= APPEND_BYTES_MAX and max(len(task.line) for task in encoded.each()) <= TASK_BYTES_MAX
 
     def close(self) -> None:
-        """Close what is open. The inserter may be used again."""
-        self._synced.close()
+        """Close the descriptor for syncing. The inserter may be used again."""
+        self._syncer.close()
 
     def durable_to(self, batch: Batch) -> int:
         """Return up to where this process knows a batch's log to be on disk, with its names; -1 if it does not."""
-        synced, end = self._synced.done
-        return end if batch == synced == self._named else -1
+        synced, end = self._syncer.done
+        return end if batch == synced == self._known_batch else -1
 
     def insert(self, task: EncodedTask, announce: Announce | None = None) -> str:
         """Insert a task, durably, and return its id.
@@ -203,7 +204,7 @@ class SingleInserter:
                 raise
             except OSError as error:
                 let_out(error)
-                is_own = batch == self._named
+                is_own = batch == self._known_batch
                 if error.errno in (*FULL, *NO_DESCRIPTORS) or (is_own and (lost or error.errno not in LOST)):
                     raise
                 # Another user has left that batch, or something else is in its place: take another. Of its own batch
@@ -265,8 +266,9 @@ class SingleInserter:
     # -- which batch -------------------------------------------------------------------------------
 
     def _batches(self, rank: Rank) -> Iterator[Batch]:
-        """Yield batches to try: the one of the last insert, those that others have left, then new ones, for a task of
-        this rank.
+        """Yield open batches to try: that of the last insert, then those that others have left, then new ones.
+
+        The names of new ones promise a task of this rank.
         """
         tried: set[Batch] = set()
         for _ in range(TRIES):
@@ -275,23 +277,23 @@ class SingleInserter:
                 with self._finding:  # else each thread would make one
                     batch = self._batch
                     if batch is None or batch in tried:
-                        batch = self._adopted(tried) or self._made(rank)
+                        batch = self._find_left_batch(tried) or self._make_batch(rank)
                         self._batch = batch
             tried.add(batch)
             yield batch
 
-    def _home(self, layout: Layout) -> names.Shard:
+    def _shard_of_host(self, layout: Layout) -> names.Shard:
         """Return the shard in which the processes of this host look for open batches."""
         shards = names.all_shards(layout.shards)
         return shards[hash_of(str(self.store.worker.get("host"))) % len(shards)]
 
-    def _adopted(self, tried: set[Batch]) -> Batch | None:
+    def _find_left_batch(self, tried: set[Batch]) -> Batch | None:
         """Return an open batch of this host that was not tried yet, the newest of a few; None if there is none."""
         store = self.store
-        if self._named is not None:
+        if self._known_batch is not None:
             return None  # this process has had one of its own
         try:
-            listed = store.fs.names(f"{store.layout.tasks}/{self._home(store.layout)}")
+            listed = store.fs.names(f"{store.layout.tasks}/{self._shard_of_host(store.layout)}")
         except OSError as error:
             if error.errno not in LOST:
                 raise
@@ -300,14 +302,14 @@ class SingleInserter:
         batches = sorted(name.batch for name in found if name is not None and name.is_open)
         return next((batch for batch in batches[: -ADOPT_MAX - 1 : -1] if batch not in tried), None)
 
-    def _made(self, rank: Rank) -> Batch:
+    def _make_batch(self, rank: Rank) -> Batch:
         """Publish the task file of a new open batch, durably, and return the batch. Its name promises this rank."""
         store = self.store
         for _ in range(TRIES):
             layout = store.layout
             unexplained: OSError | None = None
             try:
-                return self._publish(layout, rank)
+                return self._publish_batch(layout, rank)
             except OSError as error:
                 let_out(error)
                 if not is_overtaken(store, error, layout):
@@ -319,13 +321,13 @@ class SingleInserter:
             f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
         )
 
-    def _publish(self, layout: Layout, rank: Rank) -> Batch:
+    def _publish_batch(self, layout: Layout, rank: Rank) -> Batch:
         store = self.store
-        shard = int(self._home(layout), 16)
-        if self._named is not None:  # others do not look for this one: spread the work
+        shard = int(self._shard_of_host(layout), 16)
+        if self._known_batch is not None:  # others do not look for this one: spread the work
             shard = (shard + int(store.entropy.hex16()[:8], 16) % SPREAD) % layout.shards
         batch = names.new_batch_in(store.entropy, store.clock.now_ms(), shard, layout.shards)
-        name = names.open_batch(batch, rank)
+        name = names.open_batch_file(batch, rank)
         staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], name)
         staging.publish_one(store, staged)
         return batch
@@ -337,7 +339,7 @@ class SingleInserter:
 
         `rank`: of the most urgent of them.
         """
-        appended = self._appended(batch, pending, rank, together)
+        appended = self._append_surely(batch, pending, rank, together)
         if appended is None:
             return None
         try:
@@ -351,7 +353,9 @@ class SingleInserter:
             raise AppendFailed(appended.failure, appended.new, is_exact=appended.is_exact) from appended.failure
         return appended.first
 
-    def _appended(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> _Appended | None:
+    def _append_surely(
+        self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None
+    ) -> _Appended | None:
         """Append tasks to a batch's log, and say where they stand. None if it takes no inserts.
 
         If that ends with an error, those records that are not there are appended once more, to the same log and to no
@@ -359,7 +363,7 @@ class SingleInserter:
         tells that no task is in the queue. _Overtaken: a purge took the batch along, and all that may land in it.
         """
         layout = self.store.layout
-        is_known, error = batch == self._named, None
+        is_known, error = batch == self._known_batch, None
         wait_s = BUSY_WAIT_S if is_known else 0.0
         found: dict[str, int] = {}  # where those stand that were found after an error
         missing = pending
@@ -370,25 +374,25 @@ class SingleInserter:
             try:
                 if is_usual:
                     is_usual = False
-                    self._synced.open(batch)
+                    self._syncer.open(batch)
                     place = fast_path.insert_next(self.store, batch, identity, task.line)
                     if place is not None:
                         index, end = place
-                        self._synced.wrote(batch, end)
+                        self._syncer.wrote(batch, end)
                         return _Appended(index, end, 1)
                 with LockedBatch(self.store, batch, wait_s, create=True) as locked:
                     if self._takes_now(locked, is_known, missing):
-                        self._synced.open(batch)
+                        self._syncer.open(batch)
                         began = True
-                        if rank == LAST or self._promised_in(locked, rank):
+                        if rank == LAST or self._ensure_promise(locked, rank):
                             if together is None:
-                                index = self._append(locked, missing)
+                                index = self._write_inserts(locked, missing)
                                 if missing is not pending:  # the first append has left some, and these came behind
                                     behind = {one: index + place for place, (one, _) in enumerate(missing)}
                                     index = self._scatter(batch, pending, {**found, **behind})
                             else:
-                                index = self._append_together(locked, missing, together)
-                            self._synced.wrote(batch, locked.log.end)
+                                index = self._write_update(locked, missing, together)
+                            self._syncer.wrote(batch, locked.log.end)
                             return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
                 if error is None:
@@ -406,7 +410,7 @@ class SingleInserter:
                 if error is None:
                     return None
             is_full = isinstance(error, OSError) and error.errno in FULL
-            found, end = self._found(layout, batch, pending, error, closing=is_last and not is_full)
+            found, end = self._find_records(layout, batch, pending, error, closing=is_last and not is_full)
             missing = [(identity, task) for identity, task in pending if identity not in found]
             if not missing:
                 return _Appended(self._scatter(batch, pending, found), end, len(pending))
@@ -452,29 +456,29 @@ class SingleInserter:
         if log.added_bytes:
             log.write()
         if takes:
-            sealing.seal(locked, record_times.present(locked))
+            sealing.seal(locked, record_times.next_at(locked))
             if not replay_state.remaining:
                 finishing.try_finish(locked)
         return False
 
-    def _promised_in(self, locked: LockedBatch, rank: Rank) -> bool:
-        """See to it that the task file's name promises a task of this rank. False if there is no such file any more.
+    def _ensure_promise(self, locked: LockedBatch, rank: Rank) -> bool:
+        """Rename a batch's task file if its name does not promise a task of this rank. False if there is no such file.
 
-        The renaming is recorded, done and proven, in this order, before the task is inserted: a name that promises too
-        much costs a look, one that promises too little hides the task.
+        Record the renaming, do it and prove it, in this order, before the task is inserted. A name that promises too
+        much costs a look; one that promises too little hides the task.
         """
         name = locked.find_task_file()
         if name is not None and rank < name.rank:
             if locked.log.added_bytes:
                 locked.log.write()
             target = name.ranked(rank)
-            locked.append_move(record_times.present(locked), name, target)
+            locked.append_move(record_times.next_at(locked), name, target)
             name = target if locked.rename_task_file_surely(target) else None
         if name is None:
             if locked.log.added_bytes:
                 finishing.retire(locked)  # what was added is not written
             return False
-        self._promise = name
+        self._needed_name = name
         return True
 
     # -- of an update ------------------------------------------------------------------------------
@@ -500,8 +504,8 @@ class SingleInserter:
                 announce(store.layout, batch, pending[0][0])
             try:
                 with LockedBatch(store, batch, BUSY_WAIT_S, create=True) as locked:
-                    if self._takes_now(locked, batch == self._named, pending) and (
-                        rank == LAST or self._promised_in(locked, rank)
+                    if self._takes_now(locked, batch == self._known_batch, pending) and (
+                        rank == LAST or self._ensure_promise(locked, rank)
                     ):
                         note(locked)
                         at = self._time_of(locked)  # it may append a record that corrects the log's time
@@ -530,14 +534,13 @@ class SingleInserter:
             rank = min(rank, task.rank)
         if replay_state.count + len(tasks) > most or size > sealing.LOG_BYTES_MAX:
             return False
-        return rank == LAST or self._promised_in(locked, rank)
+        return rank == LAST or self._ensure_promise(locked, rank)
 
     def add(self, locked: LockedBatch, pending: Pending, at: int, part: UpdatePart | None = None) -> list[int]:
-        """Add an `insert` record for each task to the log; `part`: of an update. Return where they will stand: the
-        versions of the tasks.
+        """Add an `insert` record for each task to the log; `part`: of an update. Return the offsets at which the
+        records will stand: the versions of the tasks.
 
-        StorageError if one of those is void that a decision file decides. Of an update that is one write its `commit`
-        tells that.
+        StorageError if a record is void that a decision file decides. In an update of one log the `commit` tells that.
         """
         log, replay_state, versions = locked.log, locked.replay_state, list[int]()
         when, available_at, offset = None, 0, log.next_offset()
@@ -550,7 +553,7 @@ class SingleInserter:
                 replay_state.insert(at, identity, index, available_at, offset, task.priority)
             elif not replay_state.apply(record, offset) and part.file is not None:
                 raise StorageError(f"Inserts of an update do not apply in {log.path}.")
-            log.take(line)
+            log.add_line(line)
             versions.append(offset)
             offset += len(line)
         if part is None:
@@ -560,16 +563,16 @@ class SingleInserter:
     def _time_of(self, locked: LockedBatch) -> int:
         # Where the log is empty, `present` must not correct its time: its first record is not written yet.
         at: int = locked.replay_state.at
-        return max(self.store.clock.now_ms(), at) if locked.log.added_bytes else record_times.present(locked)
+        return max(self.store.clock.now_ms(), at) if locked.log.added_bytes else record_times.next_at(locked)
 
-    def _append(self, locked: LockedBatch, pending: Pending) -> int:
-        """Append an `insert` record for each task, in one write. Return the index of the first one."""
+    def _write_inserts(self, locked: LockedBatch, pending: Pending) -> int:
+        """Append an `insert` record for each task, in one write. Return the index of the first task."""
         first = locked.replay_state.count
         self.add(locked, pending, self._time_of(locked))
         locked.log.write()
         return first
 
-    def _append_together(self, locked: LockedBatch, pending: Pending, versions: list[int]) -> int:
+    def _write_update(self, locked: LockedBatch, pending: Pending, versions: list[int]) -> int:
         """Append an `insert` record for each task, and the `commit` at which they act. Return the index of the first.
         `versions` become those of the tasks: where their records stand.
 
@@ -584,24 +587,24 @@ class SingleInserter:
         """Sync the batch's names, once, and its log up to `end`. On a shared mount that was done under the lock."""
         store = self.store
         if store.sync_inserts and not store.fs.shared:
-            promise = self._promise  # of this task, or of a later one of another thread
-            is_promise_new = promise is not None and promise.batch == batch and promise != self._promised
-            if batch != self._named or is_promise_new:
+            promise = self._needed_name  # of this task, or of a later one of another thread
+            is_promise_new = promise is not None and promise.batch == batch and promise != self._durable_name
+            if batch != self._known_batch or is_promise_new:
                 with suppress(FileNotFoundError):  # the purge that took it along is found out next
-                    if batch != self._named:
+                    if batch != self._known_batch:
                         store.names.sync(os.path.dirname(store.layout.log(batch)))
-                    store.names.sync(os.path.dirname(store.layout.task_file(names.open_batch(batch))))
-                self._promised = promise
-            self._synced.up_to(batch, end)
-        self._named = batch
+                    store.names.sync(os.path.dirname(store.layout.task_file(names.open_batch_file(batch))))
+                self._durable_name = promise
+            self._syncer.up_to(batch, end)
+        self._known_batch = batch
 
     # -- after an error ----------------------------------------------------------------------------
 
-    def _found(
+    def _find_records(
         self, layout: Layout, batch: Batch, pending: Pending, error: OSError | StorageError, closing: bool
     ) -> tuple[dict[str, int], int]:
-        """Return which of the records whose append ended with an error are in the batch, and where the log ends. Of
-        each its task's index, by its id. The others are not there, for certain.
+        """Return the `pending` tasks that are in a batch after an append that ended with an error: the index of each,
+        by the id of its record. Return also where the log ends. The others are not there, for certain.
 
         `closing`: let the batch take no more inserts where a write may still land, so that it stays certain.
 
@@ -611,11 +614,11 @@ class SingleInserter:
         identities = {identity for identity, _ in pending}
         try:
             try:
-                return self._look_for(batch, identities, closing)
+                return self._read_records(batch, identities, closing)
             except OSError as lost:
                 if lost.errno not in LOST:
                     raise
-                return self._look_for(batch, identities, closing)  # the log is opened anew
+                return self._read_records(batch, identities, closing)  # the log is opened anew
         except (OSError, FsqueueError, _Unknown) as other:
             let_out(other)
             if self.is_overtaken(layout):
@@ -631,7 +634,7 @@ class SingleInserter:
             return False
         return self.store.layout is not layout
 
-    def _look_for(self, batch: Batch, identities: Collection[str], closing: bool) -> tuple[dict[str, int], int]:
+    def _read_records(self, batch: Batch, identities: Collection[str], closing: bool) -> tuple[dict[str, int], int]:
         store = self.store
         try:
             with LockedBatch(store, batch, journals.LOCK_TIMEOUT_S, create=True) as locked:
@@ -645,7 +648,7 @@ class SingleInserter:
                     store.fs.fsync(log.fd)  # the append that has failed may have written without syncing
                 is_wanted = closing or len(found) == len(identities)
                 if is_wanted and log.sync and locked.recall().takes_inserts:
-                    sealing.seal(locked, record_times.present(locked))
+                    sealing.seal(locked, record_times.next_at(locked))
                 return found, log.end
         except FileNotFoundError:
             store.refresh(now=True)
@@ -656,8 +659,9 @@ class SingleInserter:
 
 
 def write_commit(locked: LockedBatch, at: int, update: UpdateId, of: int) -> None:
-    """Append the records of an update that is one write, which were added, with their `commit`. StorageError if they
-    do not act: then nothing is written, and the state must be dropped.
+    """Append the added records of an update, with its `commit` behind them, in one write. `of`: how many they are.
+
+    StorageError if they do not act. Then nothing is written, and the caller must drop the log.
     """
     assert of > 0, "an update of no records"
     if not locked.log.add(movements.record("commit", at, update=update, of=of)):
@@ -668,8 +672,8 @@ def write_commit(locked: LockedBatch, at: int, update: UpdateId, of: int) -> Non
 def _indices_of(
     records: list[tuple[int, dict[str, object] | None]] | history.Records, identities: Collection[str]
 ) -> dict[str, int]:
-    """Return the indices that `insert` records of these ids have given to their tasks, as far as there are such records
-    that count.
+    """Return the indices of the tasks that the `insert` records of these ids have made, by id. Ids without a record
+    that counts are left out.
     """
     replay_state, found = ReplayState(), dict[str, int]()
     for offset, record in replay_state.effective((at, each) for at, each in records if each is not None):
@@ -689,7 +693,7 @@ class _OpenLog:
         self._kept = resources.Kept(self.fd, store.fs.drop)
 
 
-class _Synced:
+class _LogSyncer:
     """Sync the log of the batch that a process inserts into. Threads that insert at the same time share a sync."""
 
     def __init__(self, store: Store) -> None:
@@ -704,7 +708,7 @@ class _Synced:
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
         store.logs.followers[self] = None
-        forks.register(self, _Synced.close)
+        forks.register(self, _LogSyncer.close)
 
     def open(self, batch: Batch) -> None:
         """Open a batch's log, before it is written: the system tells of a failed write only what was open by then."""
@@ -717,7 +721,9 @@ class _Synced:
         self._written = batch, end
 
     def up_to(self, batch: Batch, end: int) -> None:
-        """Return when the log is on disk up to `end`. A batch that is gone was synced before its file was removed."""
+        """Sync a batch's log up to `end`, unless that was done. If the log is gone, do nothing: it was synced
+        before.
+        """
         with self._mutex:
             if batch == self._failed:
                 raise OSError(errno.EIO, "an earlier sync of it failed", self._store.layout.log(batch))
@@ -739,11 +745,11 @@ class _Synced:
             self.done = batch, written if latest == batch else end
 
     def let_go(self) -> None:
-        """Close the descriptor if the batch has finished: what is in its log was synced before."""
+        """Close the descriptor if the batch has finished: its log was synced before."""
         log = self._log
         if log is not None and is_retired(self._store.fs, log.fd):
             self._log = None
 
     def close(self) -> None:
-        """Close the descriptor, or let a thread do that which uses it just now."""
+        """Close the descriptor. If a thread is using it, that thread closes it."""
         self._log = None

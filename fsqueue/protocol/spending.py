@@ -17,7 +17,7 @@ CHANGING = frozenset({"lease", "fail", "release", "revoke", "bury", "change"})
 
 
 class Charge(NamedTuple):
-    """The end of an attempt that was charged, and the worker that had made it, as its lease says."""
+    """Tell how a charged attempt ended, and which worker made it, as its lease says."""
 
     error: str | None
     """The error of a `fail` record; None: the lease ran out."""
@@ -25,7 +25,7 @@ class Charge(NamedTuple):
 
 
 def last_charges(locked: LockedBatch, spent: list[int]) -> dict[int, Charge]:
-    """Return what used up the last attempt of each of these tasks, in their order.
+    """Return how the last attempt at each of the `spent` tasks ended, in their order.
 
     For a lease that ran out just now the state knows. For others the whole log is read: the attempt may have failed,
     and the task may have been leased and put back since.

@@ -1,9 +1,13 @@
 """End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7).
 
-One completion goes by `fast_path`. If anything is not as usual there, and for several tasks or another verb, it goes
-this way: is the generation still the task's (`fresh`); each batch (`each`); its lock, and updates that are not decided
-(`_in_batch`); which leases hold, the records (`act`, given by the verb), and their one append (`_in_locked`, by
-`Log.write`); the end of the batch, if that was its last task (`finishing`).
+The usual completion of one task goes by `fast_path.complete_in_hand`, in one frame. Any other completion, and each
+other verb, goes this way:
+
+1. Leave out tasks of an earlier generation (`of_present_generation`).
+2. Go through the batches of the others (`act_on_leases`).
+3. Lock a batch, once the updates are decided that have frozen its tasks (`_act_in_batch`).
+4. Find the leases that hold, make the records (`act`, given by the verb), and append them at once (`_act_in_locked`).
+5. Finish the batch, if that was its last task (`protocol.finishing`).
 """
 
 from __future__ import annotations
@@ -50,11 +54,11 @@ class NotRecorded(OSError):
     """A lock was lost before the record was written: if a task is free after that, another holder gave it back."""
 
 
-def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
-    """Return the tasks leased from the queue's present generation, or from one that is not known (0).
+def of_present_generation(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
+    """Return the tasks that were leased from the queue's present generation, or from one that is not known (0).
 
-    Those purged or deleted since are noted as lost. QueueNotFound if the queue is not in its place, and nobody knows
-    why: on a filesystem that is not mounted the leases hold all the same.
+    Add the others to `losses`: they were purged, or deleted with the queue. QueueNotFound if the queue is not in its
+    place for an unknown reason: on a filesystem that is not mounted the leases hold all the same.
     """
     reason = PURGED
     try:
@@ -79,8 +83,8 @@ _LEASE = attrgetter("batch", "lease")
 _GENERATION = attrgetter("generation")
 
 
-def never(replay_state: ReplayState, index: int, lease: str) -> bool:
-    """Return False: nothing counts as done already."""
+def never_done(replay_state: ReplayState, index: int, lease: str) -> bool:
+    """Return False: a task that its lease does not hold any more is always lost."""
     return False
 
 
@@ -89,12 +93,12 @@ def ended_by(replay_state: ReplayState, index: int, lease: str) -> bool:
     return (index, lease) in replay_state.ended
 
 
-def each(
+def act_on_leases(
     store: Store,
     tasks: Sequence[LeasedTask],
     losses: Losses,
     act: Transition,
-    done: Done = never,
+    done: Done = never_done,
     after_loss: Done | None = None,
     uncertain: OSError | None = None,
     frozen_too: bool = False,
@@ -109,24 +113,24 @@ def each(
     After an error in one batch, those before it are dealt with: the error says so.
     """
     grouped: dict[Batch, dict[str, list[int]]] = {}
-    for (batch, lease), run in groupby(fresh(store, tasks, losses), _LEASE):
+    for (batch, lease), run in groupby(of_present_generation(store, tasks, losses), _LEASE):
         grouped.setdefault(batch, {}).setdefault(lease, []).extend([task.index for task in run])
 
     def attempt(batch: Batch, wait_s: float) -> None:
         try:
-            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too, tasks)
+            lost = _act_in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too, tasks)
         except OSError as error:
             if error.errno not in LOST:
                 raise
             ended = done if isinstance(error, NotRecorded) else after_loss or done
-            doubt = None if ended is never else error
-            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too, tasks)
+            doubt = None if ended is never_done else error
+            lost = _act_in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too, tasks)
         losses.join(lost)
         dealt_with.add(batch)
 
     dealt_with: set[Batch] = set()
     try:
-        busy = locked_batch.each(store, sorted(grouped), attempt)
+        busy = locked_batch.for_each_batch(store, sorted(grouped), attempt)
         if busy:
             raise next(iter(busy.values()))
     except (OSError, FsqueueError) as error:
@@ -138,7 +142,7 @@ def each(
         raise store.explain(error, "ending leases", then) from (error if isinstance(error, OSError) else None)
 
 
-def _in_batch(
+def _act_in_batch(
     store: Store,
     batch: Batch,
     leases: dict[str, list[int]],
@@ -162,7 +166,7 @@ def _in_batch(
             with LockedBatch(store, batch, waiting.wait_s) as locked:
                 wanted = [] if frozen_too else deciding.freezing(locked, chain.from_iterable(leases.values()))
                 if not wanted:
-                    _in_locked(locked, leases, act, done, losses)
+                    _act_in_locked(locked, leases, act, done, losses)
                     return losses
             waiting.out(wanted)
     except FileNotFoundError:
@@ -180,13 +184,15 @@ def _in_batch(
     return losses
 
 
-def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transition, done: Done, losses: Losses) -> None:
-    """Do `act` for each lease in a locked batch. None of their tasks is frozen, or `act` may act on those.
+def _act_in_locked(
+    locked: LockedBatch, leases: dict[str, list[int]], act: Transition, done: Done, losses: Losses
+) -> None:
+    """Call `act` for each lease in a locked batch. None of their tasks is frozen, or `act` may act on frozen ones.
 
-    What it adds is appended together: one write, and one sync, for all leases.
+    The records of all leases are appended together: one write, and one sync.
     """
     log, replay_state = locked.log, locked.replay_state
-    at = record_times.present(locked)
+    at = record_times.next_at(locked)
     for lease, indices in leases.items():
         held = sorted(set(replay_state.named_by(indices, lease)))
         if len(held) < len(indices):
@@ -210,8 +216,9 @@ def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transitio
 def _history_of(
     store: Store, batch: Batch, done: Done, uncertain: OSError | None, generation: int
 ) -> history.Records | None:
-    """Return the records of a finished batch, where they may tell that the caller has completed the task; or whether
-    the batch was of the present generation.
+    """Return the records of a finished batch from the history; None if there are none, or nobody needs them.
+
+    Two questions need them: has the caller's own lease completed the task? Was the batch of the present generation?
     """
     if uncertain is not None:
         return history.find(store, batch)
@@ -232,30 +239,34 @@ def complete(
 
     LeaseLost names those that did not hold. `uncertain`: the error that left it open whether they are recorded.
     """
-    losses, work = Losses(), worktimes.worked(tasks)
+    losses, work = Losses(), worktimes.measure_work(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         given: Results = results or {}
         own = {index: data for index in held if (data := given.get((locked.batch, index))) is not None} if given else {}
         rest = [index for index in held if index not in own] if own else held
         if rest:
-            more = worktimes.fields(work, locked, rest, at)
+            more = worktimes.work_fields(work, locked, rest, at)
             locked.log.add(movements.record("complete", at, lease=lease, tasks=to_ranges(rest), **more))
         if own:
             is_measured = work.ms or work.used
             locked.log.add_all(
                 movements.completion(
-                    at, lease, [index], data, **(worktimes.fields(work, locked, [index], at) if is_measured else {})
+                    at,
+                    lease,
+                    [index],
+                    data,
+                    **(worktimes.work_fields(work, locked, [index], at) if is_measured else {}),
                 )
                 for index, data in own.items()
             )
 
-    each(store, tasks, losses, act, completed_by, uncertain=uncertain)
+    act_on_leases(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()
 
 
 def result_of(task: LeasedTask, result: bytes | None) -> Results | None:
-    """Return the result of one task as `complete` takes it."""
+    """Return the JSON of one task's result in the form in which `complete` takes results; None if there is none."""
     return None if result is None else {(task.batch, task.index): result}
 
 
@@ -264,7 +275,7 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart 
     if CHECK:
         check_fenced(locked, task.lease, [task.index])
     made = {"op": "complete", "at": at, "lease": task.lease, "tasks": [[task.index, task.index + 1]]}
-    made |= measured(locked, task, at)
+    made |= work_fields_of(locked, task, at)
     return made if part is None else made | part.fields
 
 
@@ -275,15 +286,15 @@ def add_completion(locked: LockedBatch, task: LeasedTask, at: int, result: bytes
         return
     if CHECK:
         check_fenced(locked, task.lease, [task.index])
-    more = measured(locked, task, at)
+    more = work_fields_of(locked, task, at)
     locked.log.add(*movements.completion(at, task.lease, [task.index], result, **more))
 
 
-def measured(locked: LockedBatch, task: LeasedTask, at: int) -> Record:
-    """Return what is known of the work on a task, as fields of the record that completes it."""
+def work_fields_of(locked: LockedBatch, task: LeasedTask, at: int) -> Record:
+    """Return the fields `took` and `used` for the record that completes a task; none if its work was not measured."""
     if task.began is None and task.used is None and task.took_s is None:
         return {}
-    return worktimes.fields(worktimes.worked([task]), locked, [task.index], at)
+    return worktimes.work_fields(worktimes.measure_work([task]), locked, [task.index], at)
 
 
 def check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
@@ -313,7 +324,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             losses.add(locked.batch, late, lease, EXPIRED)
 
     try:
-        each(store, tasks, losses, act, frozen_too=True)
+        act_on_leases(store, tasks, losses, act, frozen_too=True)
     finally:  # of those in other batches, too, when one batch stayed locked
         for task in tasks:
             task.until_ms = ends.get((task.batch, task.index, task.lease), task.until_ms)
@@ -323,16 +334,16 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
 
 def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged."""
-    losses, work = Losses(), worktimes.worked(tasks)
+    losses, work = Losses(), worktimes.measure_work(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         available_at = at + delay_ms
         name_earlier(locked, at, available_at)
-        more = worktimes.fields(work, locked, held, at)
+        more = worktimes.work_fields(work, locked, held, at)
         locked.append_record("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **more)
 
     try:
-        each(store, tasks, losses, act, after_loss=ended_by)
+        act_on_leases(store, tasks, losses, act, after_loss=ended_by)
     finally:
         store.doorbell.ring()
     losses.check()
@@ -340,15 +351,15 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
 
 def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> None:
     """Charge an attempt: the task comes back later, or is buried when that was the last one."""
-    losses, settings, work = Losses(), store.settings, worktimes.worked([task])
+    losses, settings, work = Losses(), store.settings, worktimes.measure_work([task])
     error = shorten(error)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
-        more = worktimes.fields(work, locked, held, at)
+        more = worktimes.work_fields(work, locked, held, at)
         attempts = locked.replay_state.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=error, **more)
-            finishing.bury(locked, held)
+            finishing.write_letters(locked, held)
             return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
         name_earlier(locked, at, at + pause)
@@ -356,21 +367,21 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
             "fail", at, lease=lease, tasks=to_ranges(held), **more, available_at=at + pause, error=error
         )
 
-    each(store, [task], losses, act, after_loss=ended_by)
+    act_on_leases(store, [task], losses, act, after_loss=ended_by)
     store.doorbell.ring()
     losses.check()
 
 
 def bury(store: Store, task: LeasedTask, reason: str) -> None:
     """Give a task up at once."""
-    losses, work = Losses(), worktimes.worked([task])
+    losses, work = Losses(), worktimes.measure_work([task])
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
-        more = worktimes.fields(work, locked, held, at)
+        more = worktimes.work_fields(work, locked, held, at)
         locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason), **more)
-        finishing.bury(locked, held)
+        finishing.write_letters(locked, held)
 
-    each(store, [task], losses, act, after_loss=ended_by)
+    act_on_leases(store, [task], losses, act, after_loss=ended_by)
     losses.check()
 
 
@@ -438,7 +449,7 @@ def cancel(store: Store, batch: Batch, indices: Sequence[int], only_due: int | N
 
 def _cancel_in(locked: LockedBatch, indices: Sequence[int], only_due: int | None) -> int:
     replay_state = locked.replay_state
-    at = record_times.present(locked)
+    at = record_times.next_at(locked)
     free = sorted({index for index in indices if index < replay_state.count and replay_state.is_free(index, at)})
     if only_due is not None:
         free = replay_state.due_at(free, only_due)

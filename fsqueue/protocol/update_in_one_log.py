@@ -105,7 +105,7 @@ class UpdateInOneLog:
         inserter, tasks = self._inserter, self._queue.inserts
         if not locked.replay_state.opened:
             return False  # made just now by a lessee, or left empty by one that died: it tells of no task
-        at = record_times.present(locked)
+        at = record_times.next_at(locked)
         one = completes_one(self._endings) if not again else None
         if one is not None and locked.replay_state.holds(one.index, one.lease):
             if tasks and not inserter.takes_into(locked, tasks):
@@ -131,7 +131,7 @@ class UpdateInOneLog:
         write_commit(locked, at, self._update, len(records.made) + len(self._pending))
         self._take_in(locked.replay_state.acted)
         if records.buried:
-            finishing.bury(locked, records.buried)
+            finishing.write_letters(locked, records.buried)
         if not locked.replay_state.remaining:
             finishing.try_finish(locked)
         return True

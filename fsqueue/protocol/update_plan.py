@@ -146,7 +146,7 @@ class QueuePlan:
 
 
 class Applied:
-    """The changes that an update has made: new tasks, and new versions."""
+    """Hold the changes that an update has made: new tasks, and new versions."""
 
     def __init__(self) -> None:
         self.inserted: dict[str, list[str]] = {}
@@ -301,7 +301,7 @@ def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[TaskChange], 
 
 
 class Records:
-    """The records of an update in one log that change tasks which are there."""
+    """Make the records of an update, in one log, that change existing tasks."""
 
     def __init__(self, locked: LockedBatch, endings: Sequence[TaskChange], part: UpdatePart, at: int) -> None:
         self.made: list[tuple[Record, bytes | None]] = []
@@ -313,7 +313,7 @@ class Records:
         self.earliest: int | None = None
         """The earliest time at which one of these tasks may be leased again (ms): see `transitions.name_earlier`."""
         self._locked, self._part, self._at = locked, part, at
-        self._work = worktimes.worked([each.task for each in endings if isinstance(each.task, LeasedTask)])
+        self._work = worktimes.measure_work([each.task for each in endings if isinstance(each.task, LeasedTask)])
         for found in _alike_together(endings):
             kind, task, result, ms, text = found[0]
             if kind in ("cancel", "replace", "depends"):
@@ -343,7 +343,7 @@ class Records:
             self.until.update(dict.fromkeys(tasks, until))
             self._record("renew", lease, tasks, until=until)
             return
-        more = worktimes.fields(self._work, locked, tasks, at)
+        more = worktimes.work_fields(self._work, locked, tasks, at)
         if kind == "complete":
             if result is None:
                 self._record("complete", lease, tasks, **more)
@@ -362,7 +362,7 @@ class Records:
         locked, at, most = self._locked, self._at, self._locked.store.settings.max_attempts
         for index in tasks:
             attempts = locked.replay_state.attempts[index] + 1
-            more = worktimes.fields(self._work, locked, [index], at)
+            more = worktimes.work_fields(self._work, locked, [index], at)
             if most is not None and attempts >= most:
                 self.buried.append(index)
                 self._record("bury", lease, [index], reason=error, **more)

@@ -63,7 +63,7 @@ class LogSyncs:
             if named.isdisjoint({(store.path, log.batch, False), (store.path, log.batch, True)}):
                 store.names.sync(os.path.dirname(layout.log(log.batch)))
             if is_insert and (has_new_name or (store.path, log.batch, True) not in named):
-                store.names.sync(os.path.dirname(layout.task_file(names.open_batch(log.batch))))
+                store.names.sync(os.path.dirname(layout.task_file(names.open_batch_file(log.batch))))
         if len(named) >= NAMED_MAX:
             named.clear()
         named.add((store.path, log.batch, is_insert))

@@ -79,7 +79,7 @@ NOTHING = "Nothing of the update has happened; it may be applied again."
 
 
 class _Anew(Exception):
-    """The update was given up, and may happen if it begins anew."""
+    """Raised if an update was given up, and may succeed if it begins anew."""
 
 
 class _Opened(NamedTuple):
@@ -393,7 +393,7 @@ class _Try:
                         raise FileNotFoundError(errno.ENOENT, "The batch has finished")
                     wanted = in_the_way(locked, endings) if locked.replay_state.prepared else []
                     if not wanted:
-                        at = record_times.present(locked)
+                        at = record_times.next_at(locked)
                         if part and one and not self._conflicts and self._complete_one(opened, locked, one, part, at):
                             return
                         if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:

@@ -69,7 +69,7 @@ class IdlePoller:
         now = store.clock.monotonic()  # after it: what was inserted without a notification is there by `_again_at`
         if idle and not notification:  # no process has ever notified; or the queue was deleted
             store.verify()
-            leaser.begin()
+            leaser.begin_look()
         news = (leaser.generation, notification)
         is_notified = idle and news != self._acted_on
         if news != self._acted_on:
@@ -216,7 +216,7 @@ class TaskSource(Protocol):
 
 
 class Pauses:
-    """The pauses between the looks of one wait at a source, which lasts `wait_s` seconds at most."""
+    """Pause between the looks of one wait at a source, which lasts `wait_s` seconds at most."""
 
     def __init__(self, source: TaskSource, wait_s: float = math.inf) -> None:
         self._source = source

@@ -32,8 +32,8 @@ class Worked:
     used: dict[tuple[Batch, int], Used]
 
 
-def worked(tasks: Iterable[LeasedTask]) -> Worked:
-    """Return what is known of the work on tasks, as far as their loops know it."""
+def measure_work(tasks: Iterable[LeasedTask]) -> Worked:
+    """Return how long the work on tasks has taken by now, and what it has used; only what was measured."""
     found: dict[tuple[Batch, int], int] = {}
     usages: dict[tuple[Batch, int], Used] = {}
     for task in tasks:
@@ -49,10 +49,10 @@ def worked(tasks: Iterable[LeasedTask]) -> Worked:
     return Worked(found, usages)
 
 
-def fields(work: Worked, locked: LockedBatch, tasks: Sequence[int], at: int) -> dict[str, Any]:
+def work_fields(work: Worked, locked: LockedBatch, tasks: Sequence[int], at: int) -> dict[str, Any]:
     """Return the fields `took` and `used` of a record that ends the leases of `tasks` at `at`: those that it needs."""
     found: dict[str, Any] = {}
-    if (ms := took(work.ms, locked, tasks, at)) is not None:
+    if (ms := took_field(work.ms, locked, tasks, at)) is not None:
         found["took"] = ms
     if work.used:
         used = [work.used.get((locked.batch, index)) for index in tasks]
@@ -61,7 +61,7 @@ def fields(work: Worked, locked: LockedBatch, tasks: Sequence[int], at: int) -> 
     return found
 
 
-def took(
+def took_field(
     times: Mapping[tuple[Batch, int], int], locked: LockedBatch, tasks: Sequence[int], at: int
 ) -> int | list[int] | None:
     """Return the field `took` of a record that ends the leases of `tasks` at `at`; None if the leases tell as much.

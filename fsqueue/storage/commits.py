@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, part: CommitPart) -> Part:
-        """Return what a record says of a part that a user holds (its names become paths); InvalidArgument."""
+        """Return a `Part` for a `CommitPart` of the user. InvalidArgument unless its names may become paths."""
         found = _part({name: getattr(part, name) for name in cls._fields})
         if found is None:
             raise InvalidArgument(f"{part!r} is no part as `stage` returns them. Nothing was done.")
@@ -145,7 +145,9 @@ def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
 
 
 def proposals(store: Store, layout: Layout, strict: bool = False) -> Iterator[Uuid]:
-    """Yield the ids of what is proposed, or decided and not known to be applied. `strict`: see `Filesystem.names`."""
+    """Yield the ids of the proposed commits, and of those that were decided and may not be applied. `strict`: see
+    `Filesystem.names`.
+    """
     for text in store.fs.names(layout.pending, strict):
         identity = names.parse_proposal_file(text)
         if identity is not None:
@@ -153,10 +155,12 @@ def proposals(store: Store, layout: Layout, strict: bool = False) -> Iterator[Uu
 
 
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
-    """Return what a proposal says; None if it is gone, or neither it nor its ballot is a record.
+    """Return the record in a proposal; None if the proposal is gone, or neither the proposal nor its ballot holds a
+    record.
 
-    The ballot says the same, and is there until the commit is applied or given up. So a proposal that is damaged after
-    its commit was decided hides nothing. HiddenTasks: something else stands in the place of one of the two.
+    The ballot holds the same record, and is there until the commit is applied or given up. So a proposal that is
+    damaged after its commit was decided hides nothing. HiddenTasks: something else stands in the place of one of the
+    two.
     """
     for path in (layout.proposal(identity), layout.ballot(identity)):
         content = _content(store, path)
@@ -174,7 +178,7 @@ def _content(store: Store, path: str) -> bytes | None:
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:
-    """Return whether this very record is the one that counts. HiddenTasks: see `find`."""
+    """Return whether a record is the one that was decided for its name. HiddenTasks: see `find`."""
     try:
         found = find(store, layout, record.name)
     except StorageError:
@@ -208,7 +212,7 @@ def decided(store: Store) -> set[str]:
 
 
 def waiting(store: Store, strict: bool = False) -> dict[Batch, TaskFileName]:
-    """Return the batches that are decided and still staged: as good as published. `strict`: see `pending`."""
+    """Return the batches of decided commits that are still staged: as good as published. `strict`: see `pending`."""
     layout = store.layout
     return {
         name.batch: name

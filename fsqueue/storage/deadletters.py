@@ -228,7 +228,9 @@ def letter_of(store: Store, task_id: str) -> DeadLetter | None:
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
-    """Return what was done about an ended task: `retried` and its new id, or `purged`; None if nothing was."""
+    """Return how a dead letter was dealt with: `retried` and the new id of its task, or `purged`; None if it
+    was not.
+    """
     line = _settling(store, names.parse_task_id(task_id)[0], lambda line: task_id in line["ids"])
     if line is None:
         return None

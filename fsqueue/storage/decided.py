@@ -57,9 +57,9 @@ def seen_records(store: Store, records: history.Records, again: Callable[[], his
 def with_outcomes(
     store: Store, found: T, again: Callable[[], T | None], state_of: Callable[[T], ReplayState]
 ) -> tuple[T, list[dict[str, Any]]] | None:
-    """Return what was read of a log, or read again, and the outcomes of those of its updates that are decided.
+    """Return `found`, which was read of a log, and the outcomes of the log's updates that are decided.
 
-    None if there is no log any more.
+    If an update was decided meanwhile, `again` reads the log anew. None if there is no log any more.
     """
     against: set[UpdateId] = set()
     for _ in range(LOOKS):
@@ -103,9 +103,9 @@ MET_MAX = 10_000
 
 
 class UpdatePatience:
-    """The times since which a check has met prepared records: they tell which of these are old. One thread's.
+    """Remember since when a check has met prepared records, to tell which of them are old. Not thread-safe.
 
-    Their times alone do not tell: a host's clock may have been set back since, or be behind the updater's.
+    The times in the records do not tell that: a host's clock may have been set back since, or be behind the updater's.
     """
 
     def __init__(self) -> None:

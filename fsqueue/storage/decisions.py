@@ -188,7 +188,8 @@ def ask_in(
 
 
 def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> DecisionState | None:
-    """Return what a decision file says, by a revalidating open; None if it is proven absent, and so retired.
+    """Return the decisions in a decision file, by a revalidating open; None if the file is proven absent, and so
+    retired.
 
     `updates`: what it says of these, and no latest time; by default all. It takes no lock. If it commits any of them,
     that is on disk when this returns. GroupNotFound if the group's directory is not in its place: then nothing is

@@ -292,7 +292,7 @@ class GroupDirectory:
             raise QueueNotFound(f"The queue {fs.root} was deleted just now.") from None
 
     def measurement_for(self, fs: Filesystem) -> LatestMeasurement:
-        """Return what was measured last of the clock of the server of a queue whose directory is open.
+        """Return the latest measurement of the clock of the file server that has a queue's open directory.
 
         The queues of a group share it, unless something is mounted in the place of one.
         """

@@ -16,8 +16,8 @@ from fsqueue.storage.store import Store
 
 
 def state_of(group: GroupDirectory, name: LogName) -> QueueState | None:
-    """Return what the `queue.jsonl` says of the very queue in which a log is; None if its name leads to another queue,
-    or to nothing.
+    """Return the state, from `queue.jsonl`, of the queue that has a log; None if the queue's name leads to another
+    queue now, or to nothing.
 
     HiddenTasks if the queue may be there all the same: something else stands in its place or in that of its file, or
     the file is gone or damaged. FormatTooNew, FormatTooOld; OSError.

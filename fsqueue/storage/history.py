@@ -114,7 +114,7 @@ def find_all(store: Store, batches: Iterable[str], offsets: bool = True) -> Iter
 
 
 def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
-    """Return those of a shard's `batches` of which the history has a line, be it torn or damaged behind the name.
+    """Return the `batches` of a shard of which the history has a line, be it torn or damaged behind the name.
 
     A line is begun when every task has an outcome. So its beginning proves that none may be executed again.
     """
@@ -159,10 +159,10 @@ def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
 
 
 def _parse_fast(line: bytes) -> Finished | None:
-    """Return what a line has, by one decoding of the whole line where the offsets of its records do not matter.
+    """Return the finished batch in a line of the history, by one decoding of the whole line.
 
-    They matter to records that name versions. What a `replace` says of its payload, `parse` alone knows. A line that
-    nests deep goes the other way, too: `parse` looks at each record.
+    Three kinds of lines go to `_parse_whole`. Records that name versions need the offsets of all records. The payload
+    of a `replace` can be told by `parse` alone. In a line that nests deep, `parse` looks at each record.
     """
     if b'"version' in line or movements.REPLACE in line or nesting.is_deeper(line, nesting.NESTING_MAX + 3):
         return _parse_whole(line)

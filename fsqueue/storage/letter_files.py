@@ -186,7 +186,8 @@ def state_of(file: journals.Journal) -> State:
 
 
 def look(store: Store, layout: Layout, shard: Shard, strict: bool = False) -> tuple[Version, State] | None:
-    """Return what proves, if it is equal twice, that nothing was added to a shard's file, nor taken out of it, between.
+    """Return the version and the state of a shard's file of letters. If a later call returns the same, nothing was
+    added to the file in between, nor taken out of it.
 
     A file of one version only grows. None if there is no file, or a stray in its place: with `strict` that is
     HiddenTasks. By a revalidating open.

@@ -161,7 +161,9 @@ def log_bytes(store: Store, batch: Batch) -> int:
 
 
 def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
-    """Return what `read` says of a batch's log; None if there is none. HiddenTasks if something else has its name."""
+    """Call `read` with the path of a batch's log, and return the result; None if there is no log. HiddenTasks if
+    something else has the log's name.
+    """
     path = store.layout.log(batch)
     return store.fs.unless_absent(path, lambda: retried_after_stale(lambda: read(store.fs, path)))
 

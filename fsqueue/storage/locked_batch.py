@@ -69,7 +69,7 @@ class LockedBatch:
     """A batch that this thread has locked, and whose log is replayed to its end.
 
         with LockedBatch(store, batch) as locked:
-            locked.append_record("release", record_times.present(locked), ...)
+            locked.append_record("release", record_times.next_at(locked), ...)
 
     It waits up to `wait_s` seconds: LockTimeout; with 0 it does not wait: BatchBusy. FileNotFoundError (BatchGone) if
     the batch has no log; with `create` the log of an untouched batch is made. After an exception inside nothing is
@@ -187,10 +187,10 @@ class LockedBatch:
         self.append_record("move", at, **{"from": str(name), "name": str(target)})
 
     def undecided(self) -> list[Undecided]:
-        """Return the updates that have prepared records here. Ask for a decision once the log is unlocked.
+        """Return the updates that have prepared records in this log. Ask for the decisions once the log is unlocked.
 
-        Which of them are old: see `Prepared.left_ms`. This process has met them when it first read them in the log that
-        it keeps open.
+        `Prepared.left_ms` tells which of them are old. This process counts their age from when it first read them in
+        the log that it keeps open.
         """
         clock, seen, prepared = self.store.clock, self.log.met, self.replay_state.prepared
         now, now_ms = clock.monotonic(), clock.now_ms()
@@ -229,7 +229,7 @@ class LockedBatch:
             yield from names.task_files_of(log.batch, published.listed(store, log.layout, log.batch))
 
     def read_lines(self) -> TaskLines | None:
-        """Return the lines of the tasks, kept with the log; None if the task file is proven absent."""
+        """Return the lines of the batch's tasks, and keep them with the log; None if the task file is proven absent."""
         store, log = self.store, self.log
         if log.lines is None:
             for name in self.task_file_names():
@@ -302,18 +302,19 @@ class LockedBatch:
         return log.name
 
     def task_file_name_at(self, name: TaskFileName, available_at: int) -> TaskFileName:
-        """Return the name that the file `name` gets, with another time. Do not give an open batch's file a later one.
+        """Return `name` with another time. Do not give the file of an open batch a later time.
 
-        Of a batch that was sealed it says so: the process that sealed it may have died before renaming the file.
+        If the batch was sealed, the name returned says so: the process that sealed it may have died before renaming the
+        file.
         """
         if name.is_open and not self.replay_state.takes_inserts:
             name = name.sealed(self.replay_state.count)
         return name.at(available_at)
 
     def rename_task_file(self, target: TaskFileName) -> bool:
-        """Give the file the name `target`, whichever it has. Return whether it has that name now.
+        """Give the task file the name `target`, whichever name it has. Return whether the file has that name now.
 
-        A record that says so stands in the log already, and counts. A failure is only logged, so this is for names that
+        A record in the log says so already, and counts. A failure is only logged, so this is for names that
         become later: one that is too early costs a look.
         """
         try:
@@ -324,7 +325,9 @@ class LockedBatch:
             return False
 
     def rename_task_file_surely(self, target: TaskFileName) -> bool:
-        """Give the file the name `target`, as `rename_task_file` does; OSError if that fails. False: there is none."""
+        """Give the task file the name `target`, whichever name it has; OSError if that fails. False: there is
+        no file.
+        """
         store, log = self.store, self.log
         assert target.batch == log.batch, "a task file would get the name of another batch's"
         path = log.layout.task_file(target)
@@ -356,7 +359,7 @@ class LockedBatch:
                 return
 
     def _check_over(self) -> None:
-        """Check invariant 1 before the file goes: the log says that the batch is over, and has each task's outcome."""
+        """Check invariant 1 before the task file goes: the log has `finish`, and an outcome of each task."""
         state = self.replay_state
         what = f"the task file of batch {self.batch} is about to go, and {state.remaining} of its tasks have no outcome"
         checks.hold(1, state.finished and not state.remaining, what)
@@ -364,7 +367,7 @@ class LockedBatch:
     # -- out of it -------------------------------------------------------------------------------
 
     def unlock(self) -> None:
-        """Let other processes in, before the block ends. Nothing may be appended any more."""
+        """Unlock the log before the block ends. Nothing may be appended any more."""
         if CHECK:
             self.check_invariants()
         unlock = self.store.fs.unlock
@@ -396,19 +399,21 @@ class LockedBatch:
 
 
 def end_badly(store: Store, log: Log, error: BaseException) -> None:
-    """Drop the log of a section whose end was cut short by `error`, and raise that; but not an error of the unlocking.
+    """Close the log of a critical section whose end was cut short by `error`. Raise `error`, unless it is an OSError.
 
-    That is an OSError, and what was done under the lock is done. The caller still has to give back the log's mutex.
+    An OSError comes from the unlocking, and all that was done under the lock is done. The caller must still give the
+    log's mutex back.
     """
     store.logs.drop(log)
     if not isinstance(error, OSError) or is_interruption(error):
         raise error
 
 
-def each(
+def for_each_batch(
     store: Store, batches: Iterable[Batch], act: Callable[[Batch, float], None], wait_s: float | None = None
 ) -> dict[Batch, LockTimeout]:
-    """Call `act(batch, seconds to wait for its lock)` for each batch: first for those that no process has locked.
+    """Call `act(batch, seconds to wait for its lock)` for each of some batches: first for those that can be locked at
+    once.
 
     The others share `wait_s` seconds, by default those of one lock: several stopped processes must not add up.
     Return the batches that stayed locked, each with the LockTimeout that `act` raised: nothing was done in these.

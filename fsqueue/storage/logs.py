@@ -58,9 +58,10 @@ def read_present(fs: Filesystem, path: str) -> ReplayState:
 
 
 def read_recent(fs: Filesystem, path: str, before_ms: int) -> tuple[ReplayState, int, int]:
-    """Return the state of a log, from the last checkpoint of before some time on, or the oldest that a few steps find.
+    """Return the state of a log, replayed from a checkpoint on: the last one from before `before_ms`, or the oldest one
+    that a few steps find.
 
-    With it: the time of that checkpoint (0 without one), and how many bytes were replayed.
+    Return also the time of that checkpoint (0 without one), and how many bytes were replayed.
     """
     return _read_from(fs, path, before_ms, RECENT_WINDOWS)
 
@@ -81,10 +82,10 @@ def _read_from(
 
 
 def read_seal(fs: Filesystem, path: str) -> int | None:
-    """Return how many tasks wait in a batch that was sealed and not touched since, as the end of its log says.
+    """Return how many tasks wait in a batch that was sealed and not touched since, as the `seal` at its log's end says.
 
-    None if the log does not end in a `seal` that stands where it says, or if that does not tell: replay the log then.
-    What stands before a `seal` was synced before it was written, so a power loss has not shortened it.
+    None if the log does not end in a `seal` that names its own offset and the number: replay the log then. All records
+    before a `seal` were synced before it was written, so a power loss has not shortened them.
     """
     with fs.closing(fs.look_anew(path)) as fd:
         begin = max(0, fs.fstat(fd).st_size - SEAL_BYTES)
@@ -99,7 +100,8 @@ def read_seal(fs: Filesystem, path: str) -> int | None:
 
 
 def is_retired(fs: Filesystem, fd: int) -> bool:
-    """Return whether an open log has no name any more, or ends in `gone`: a hint. True if the system does not tell.
+    """Return whether the batch of an open log has finished: the log has no name any more, or ends in `gone`. A hint.
+    True if the system does not tell.
 
     An NFS client renames a file that it unlinks while a process of its host has it open, so that file keeps a name.
     """
@@ -252,7 +254,7 @@ class Log:
 
     @property
     def closed(self) -> bool:
-        """Return whether the log was discarded."""
+        """Return whether this log was discarded."""
         return self.fd < 0
 
     def has_finished(self) -> bool:
@@ -360,7 +362,7 @@ class Log:
             checks.refuse(state_checks.broken(self.replay_state), f"After a replay of {self.path}")
 
     def _skip_to_checkpoint(self) -> None:
-        """Go on from the last checkpoint of the log, which restates what others appended meanwhile."""
+        """Replace the state by that of the log's last checkpoint, which restates what others appended meanwhile."""
         state, end = last_checkpoint(self.fs, self.fd)
         if end <= self.end:
             return  # none of those can be trusted
@@ -381,20 +383,24 @@ class Log:
         return self.end + (self.torn + len(movements.VOID) if self.torn else 0) + self.added_bytes
 
     def add(self, record: Record, line: bytes | None = None) -> bool:
-        """Let a record act in the state. `write` appends it: call that before the section ends, or discard the log.
+        """Apply a record to the state, and add its line to those that `write` appends. Return whether the record
+        applies.
 
-        Return whether it applies. `line`: of an `insert`, as it is made with it.
+        Call `write` before the critical section ends, or discard the log. `line`: the line of an `insert`, which is
+        made together with its record.
         """
         applies = self.replay_state.apply(record, self.next_offset())
         if line is None:
             line = movements.encode(record)
         if CHECK:
             checks.refuse(state_checks.misread(record, line), f"In what is about to be appended to {self.path}")
-        self.take(line)
+        self.add_line(line)
         return applies
 
     def add_all(self, made: Iterable[tuple[Record, bytes]]) -> None:
-        """Do as `add` does with several records and their lines, none of which inserts a task."""
+        """Apply several records to the state, and add their lines to those that `write` appends. None inserts a
+        task.
+        """
         offset, records, lines = self.next_offset(), list[tuple[int, Record]](), self._added
         for record, line in made:
             if CHECK:
@@ -406,13 +412,13 @@ class Log:
             self.added_bytes += size
         self.replay_state.apply_all(records, {})
 
-    def take(self, line: bytes) -> None:
-        """Take the line of a record that has acted in the state already, as `add` does."""
+    def add_line(self, line: bytes) -> None:
+        """Add the line of a record that has acted in the state already. `write` appends it."""
         self._added.append(line)
         self.added_bytes += len(line)
 
     def write(self, *records: Record) -> None:
-        """Add records, and append all that were added. If that fails, discard the log."""
+        """Add records, and append the lines of all that were added. If that fails, discard the log."""
         for record in records:
             self.add(record)
         data = b"".join(self._added)
@@ -420,11 +426,11 @@ class Log:
         self.append(data)
 
     def append(self, data: bytes, restating: bool = False) -> None:
-        """Append whole records, and read them back.
+        """Append the lines of records to the file, and read them back.
 
-        Call it under the lock, caught up, and with the records applied already. A checkpoint is written with them if
-        one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
-        then discard the log.
+        Call it under the lock, with the log caught up and the records applied already. A checkpoint is written behind
+        them if one is due, or if `restating`. OSError or StorageError if the file does not hold what was written: then
+        discard the log.
         """
         fs, fd, base = self.fs, self.fd, self.end
         stretch = self.replay_state.stretch
@@ -454,8 +460,8 @@ class Log:
             self.end, self.torn = base + written, 0
             self.replay_state.begin_stretch(self.end, written - size)
 
-    def restate(self) -> None:
-        """Append a checkpoint, due or not."""
+    def append_checkpoint(self) -> None:
+        """Append a checkpoint to the log, due or not."""
         self.append(b"", restating=True)
 
     def recall(self, again: bool = False) -> None:
@@ -470,8 +476,8 @@ class Log:
                 checks.refuse(state_checks.broken(state), f"After a replay of all of {self.path}")
 
     def find_insert(self, identity: str) -> int | None:
-        """Return the index of the task that the `insert` record of this id has made, if that lives. Call it under the
-        lock, caught up.
+        """Return the index of the task that the `insert` record of this id has made; None if there is no such task
+        without an outcome. Call it under the lock, with the log caught up.
         """
         if self._insert_ids is None:
             self._insert_ids = InsertIds()

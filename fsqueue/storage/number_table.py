@@ -53,7 +53,7 @@ class Given(NamedTuple):
 
 
 class _OfBatch:
-    """The latest number of each task of a batch, and what its record says. A number 0: none."""
+    """Hold the latest number of each task of a batch, and the fields of its record. The number 0 stands for none."""
 
     __slots__ = ("numbers", "owners", "times", "versions")
 
@@ -133,9 +133,10 @@ class Numbers:
         return None if known is None else known.of(index)
 
     def read(self, wanted: Sequence[int]) -> dict[int, TaskVersion]:
-        """Return what each of these numbers names, as its record says; those that name nothing are left out.
+        """Return the task version that each of some numbers names. Numbers that name nothing are left out.
 
-        Numbers that have ended are among them: `latest` tells. Those that this process has not followed are not.
+        Numbers that have ended are included: `latest` tells which have. Numbers that this process has not followed are
+        left out.
         """
         by_file: dict[int, list[int]] = {}
         for number in set(wanted):

@@ -21,7 +21,7 @@ LONG_AGO_S = -1e9
 
 
 def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
-    """Return what the open `queue.jsonl` of the queue at `path` says. Errors as `read_queue_state`."""
+    """Return the queue state in the open `queue.jsonl` of the queue at `path`. Errors as `read_queue_state`."""
     return read_queue_state(sparse.content_of(fs.all_pieces(fd)), path)
 
 

@@ -24,33 +24,34 @@ RESCHEDULING = frozenset({"lease", "renew", "release", "fail", "revoke"})
 """Records that set the time at which a task becomes available, or at which its lease ends."""
 
 
-def present(locked: LockedBatch) -> int:
+def next_at(locked: LockedBatch) -> int:
     """Return the `at` of a record that is about to be appended: now, or the log's own time if that is later.
 
-    Call it under the log's lock, with the log caught up, and before a record is replayed that is not written yet.
-    OSError as from any append.
+    If the log's time is far ahead, correct it first: this appends a `clock` record. Call it under the log's lock, with
+    the log caught up, and before a record is replayed that is not written yet. OSError as from any append.
     """
     now, last = locked.store.clock.now_ms(), locked.replay_state.at
     if last <= now:
         return now
-    if last - now > FAR_MS and set_right(locked):
+    if last - now > FAR_MS and correct_time(locked):
         return max(now, locked.replay_state.at)
     return last
 
 
 def is_ahead(store: Store, replay_state: ReplayState) -> bool:
-    """Tell whether a log's time is ahead of the file server's by more than FAR_MS."""
+    """Return whether a log's time is ahead of the file server's by more than FAR_MS."""
     return replay_state.at > store.clock.now_ms() + FAR_MS
 
 
 def is_of_the_future(store: Store, name: TaskFileName) -> bool:
-    """Tell whether the clock was far ahead that gave an untouched task file its birth and its due time."""
+    """Return whether an untouched task file has its birth and its due time from a clock that was far ahead."""
     born = names.birth_ms(name.batch)
     return name.available_at >= born > store.clock.now_ms() + FAR_MS
 
 
-def set_right(locked: LockedBatch, certain: bool = False) -> bool:
-    """Correct a log's time if it is far ahead of the present and of the file's own timestamp. Return whether it was.
+def correct_time(locked: LockedBatch, certain: bool = False) -> bool:
+    """Append a `clock` record if a log's time is far ahead of the present and of the file's own timestamp. Return
+    whether it was.
 
     Call it under the log's lock, with the log caught up. The file server stamps the file at each append. So a record
     far beyond the last timestamp was written by a wrong clock. If the timestamp agrees with the record, this host's

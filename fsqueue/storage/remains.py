@@ -47,8 +47,8 @@ class Remains(NamedTuple):
 
 
 def of_queue(fs: Filesystem, path: str) -> list[Remains]:
-    """Return what is left of queues in a directory without `queue.jsonl`: of each the newest generation that has tasks'
-    files below it. None if it is a queue, or holds nothing of one. Links are not followed.
+    """Return the remains of queues in a directory without `queue.jsonl`: of each queue the newest generation that has
+    task files. Empty if the directory is a queue, or holds nothing of one. Links are not followed.
     """
     try:
         entries = fs.entries(path)
@@ -208,10 +208,10 @@ def _has_priorities(fs: Filesystem, base: str) -> bool:
 
 
 def of_group(fs: Filesystem, path: str) -> GroupState | None:
-    """Return what the queues in a directory without `.group.jsonl` tell of the group in which they were made.
+    """Return the state of a lost group, from the queues in a directory without `.group.jsonl`.
 
-    None if it is a group or a queue, if no queue in it was made in a group, or if several groups are named. The
-    settings are those that most of the queues have.
+    None if the directory is a group or a queue, if no queue in it was made in a group, or if several groups are named.
+    The settings are those that most of the queues have.
     """
     entries = fs.entries(path)
     if {groups.GROUP_FILE, layout.SETTINGS_FILE} & {name for name, _ in entries}:
@@ -246,7 +246,9 @@ def write_group_file(fs: Filesystem, path: str, state: GroupState, clock: Clock,
 
 
 def without_group(fs: Filesystem, path: str) -> str | None:
-    """Return what is wrong with a directory that holds queues that were made in a group, and no group; else None."""
+    """Return a sentence about a directory that holds queues made in a group, and no `.group.jsonl`; None for
+    any other.
+    """
     with suppress(OSError):
         if of_group(fs, path) is not None:
             return (

@@ -51,7 +51,7 @@ class Staged:
     """The process that has made it: no other publishes or removes it."""
 
     def close(self, store: Store) -> None:
-        """Give up the lock, whether it was published or not."""
+        """Unlock the staged file and close it, whether it was published or not."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             with store.fs.closing(fd):
@@ -157,7 +157,7 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
     with stale_is_missing(layout.tasks):
         prepare(store, layout, directories)
     for staged in batches:
-        move(store, staged)
+        publish_staged(store, staged)
         yield staged
     if store.sync_inserts:
         sync_shards(store, layout, [staged.name for staged in batches])
@@ -180,7 +180,7 @@ def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName])
 
 
 def sync(store: Store, batches: list[Staged]) -> None:
-    """Make what is staged durable: before a record names it, and before it gets its name.
+    """Sync the content of staged files. Do it before a record names them, and before they are published.
 
     FileNotFoundError if the generation has gone meanwhile.
     """
@@ -207,7 +207,7 @@ def shard_directory(layout: Layout, name: TaskFileName) -> str:
     return f"{layout.tasks}/{layout.shard(name.batch)}"
 
 
-def move(store: Store, staged: Staged) -> None:
+def publish_staged(store: Store, staged: Staged) -> None:
     """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten.
 
     A reply that says "not there" may be a lost one's repeat, and by then others may have leased the batch, and
@@ -233,17 +233,20 @@ def move(store: Store, staged: Staged) -> None:
         is_done = False  # perhaps: what became of it is looked for, as where the file is missing
     if not is_done:
         try:
-            _move(store, staged)
+            _settle_renaming(store, staged)
         except FileNotFoundError:
             staged.is_published = False
             raise
     staged.is_published = True
 
 
-def _move(store: Store, staged: Staged) -> None:
-    """See to what may have become of a renaming that has found nothing to rename, or no directory: see `move`."""
+def _settle_renaming(store: Store, staged: Staged) -> None:
+    """Finish a renaming that found no staged file, or no shard: rename it now, or prove that it was renamed.
+
+    Errors as of `publish_staged`.
+    """
     fs, target = store.fs, staged.layout.task_file(staged.name)
-    if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
+    if _rename_into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
         return
     if not fs.exists(staged.path):
         store.refresh(now=True)
@@ -262,10 +265,10 @@ def _move(store: Store, staged: Staged) -> None:
     raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
 
-def _into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
-    """Rename a staged file into its shard; whether that was done.
+def _rename_into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
+    """Rename a staged file into its shard. Return False if there is no such staged file.
 
-    Cleaners of scratch space remove empty directories: the shard's is made anew, if that is what is missing.
+    Cleaners of scratch space remove empty directories. So make the shard's directory anew if it is missing.
     """
     source, target = layout.staged(name), layout.task_file(name)
     if store.fs.rename(source, target):
@@ -279,7 +282,9 @@ def _into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
 
 
 def _shows(store: Store, staged: Staged) -> bool:
-    """Return whether the shard has a task file or a log of this batch: then it was published."""
+    """Return whether the shard has a task file or a log of a staged batch, which proves that the batch was
+    published.
+    """
     layout, batch = staged.layout, staged.name.batch
     listed = map(names.parse_task_file, store.fs.names(shard_directory(layout, staged.name)))
     return any(name is not None and name.batch == batch for name in listed) or store.fs.exists(layout.log(batch))
@@ -297,7 +302,7 @@ def has(store: Store, layout: Layout, batch: str) -> bool:
 
 
 def publish_named(store: Store, layout: Layout, staged: str) -> bool:
-    """Publish a staged file that a record names; whether it was done here.
+    """Publish the staged file named `staged`, which a record names. Return whether this process has renamed it.
 
     Its author may live, and do the same: of two processes that rename it, one does, and the other finds it published.
     """
@@ -311,7 +316,7 @@ def publish_named(store: Store, layout: Layout, staged: str) -> bool:
         return False
     directory = shard_directory(layout, name)
     prepare(store, layout, [directory])
-    done = _into_shard(store, layout, name)
+    done = _rename_into_shard(store, layout, name)
     if done and store.sync_inserts:
         store.fs.sync_directory(directory)
     return done

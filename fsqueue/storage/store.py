@@ -1,4 +1,4 @@
-"""The state that all verbs of one open queue share: its path, its settings, its clock, its open logs."""
+"""Hold the state that all verbs of one open queue share: its path, its settings, its clock, its open logs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class QueueHolder(Protocol):
         """Raise NotAQueue unless this is a queue of the group: nothing is written into any other one."""
 
     def measurement_for(self, fs: Filesystem) -> LatestMeasurement:
-        """Return what was measured last of the clock of the server of a queue whose directory is open."""
+        """Return the latest measurement of the clock of the file server that has a queue's open directory."""
 
     def doorbell(self, fs: Filesystem, path: str, entropy: Entropy) -> Doorbell:
         """Return the doorbell of a queue whose directory is open. `path` is that of the doorbell."""
@@ -163,7 +163,7 @@ class Store:
         return not self.queue_file.is_unchanged() and self.refresh(now=True)
 
     def verify_place(self) -> bool:
-        """Return what `verify` does, and ask whether the queue's directory is in its place, as reading anew does."""
+        """Read `queue.jsonl` again if it has changed, or if the queue's directory is not in its place. See `verify`."""
         return not (self.queue_file.is_unchanged() and self.fs.is_in_place()) and self.refresh(now=True)
 
     def _take_settings(self) -> None:

@@ -306,12 +306,12 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
         log.name = log.name or name
         if name is None:
             log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
-        record_times.set_right(locked)
+        record_times.correct_time(locked)
         if replay_state.opened and not replay_state.remaining:
             if finishing.finish(locked):
                 report.finished += 1
             elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
-                report.letters_added += finishing.missing_letters(locked)
+                report.letters_added += finishing.write_missing_letters(locked)
         elif locked.read_lines() is None and not publish_again(locked):
             if not replay_state.opened:
                 finishing.retire(locked)
@@ -323,11 +323,11 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                 _end_empty(locked, report)
         else:
             if replay_state.done[DEAD]:
-                report.letters_added += finishing.missing_letters(locked)
+                report.letters_added += finishing.write_missing_letters(locked)
             if name is not None and is_late(replay_state, name):
                 target = name.at(replay_state.next_time() or 0)
                 log.name = name
-                locked.append_move(record_times.present(locked), name, target)
+                locked.append_move(record_times.next_at(locked), name, target)
                 report.renamed += locked.rename_task_file(target)
                 store.doorbell.ring()
 

@@ -266,8 +266,14 @@ def test_what_is_said_of_an_insert_that_broke_off(
     [
         ("sync_shards", 0, errno.EIO, 4, "4 tasks were inserted from the beginning of the input, then this happened:"),
         ("sync_shards", 0, errno.EIO, 4, "may still take the 4 tasks that came in last."),
-        ("move", 2, errno.EDQUOT, 2, "2 tasks were inserted from the beginning of the input, then this happened:"),
-        ("move", 0, errno.EACCES, 0, "None of the tasks is in the queue: repeat the call."),
+        (
+            "publish_staged",
+            2,
+            errno.EDQUOT,
+            2,
+            "2 tasks were inserted from the beginning of the input, then this happened:",
+        ),
+        ("publish_staged", 0, errno.EACCES, 0, "None of the tasks is in the queue: repeat the call."),
         ("stage", 1, errno.EIO, 0, "None of the tasks is in the queue: repeat the call."),
     ],
 )
@@ -723,12 +729,12 @@ def cannot_be_synced(self: SingleInserter, *_: object) -> None:
 
 
 def cannot_be_looked_for(self: SingleInserter, *_: object) -> None:
-    raise insert_errors.is_unknown(self.store, StorageError("The lock was lost."))
+    raise insert_errors.unknown_error(self.store, StorageError("The lock was lost."))
 
 
 @pytest.mark.batched  # the tasks are in the log of an open batch
 @pytest.mark.parametrize(
-    ("step", "instead"), [("_make_durable", cannot_be_synced), ("_appended", cannot_be_looked_for)]
+    ("step", "instead"), [("_make_durable", cannot_be_synced), ("_append_surely", cannot_be_looked_for)]
 )
 def test_a_line_with_a_key_that_may_be_in_the_queue_may_be_repeated(
     fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str, instead: Callable[..., None]

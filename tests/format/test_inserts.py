@@ -18,7 +18,7 @@ from tests.format.test_replay_properties import folded, json_or_none, lines_of, 
 from tests.support import full_state
 
 BATCH = names.Batch("0193f0c2a4b97c31a2d5e8f001234567")
-OPEN_NAME = str(names.open_batch(BATCH))
+OPEN_NAME = str(names.open_batch_file(BATCH))
 LINE = b'{"payload":"x"}\n'
 
 

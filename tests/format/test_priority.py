@@ -43,7 +43,7 @@ def test_a_name_is_as_urgent_as_its_task_or_more(value: str | int) -> None:
 
 
 def test_a_long_name_fits_into_a_directory() -> None:
-    name = names.open_batch(names.Batch("0" * 32), rank_of("ü" * 512)).sealed(1024)
+    name = names.open_batch_file(names.Batch("0" * 32), rank_of("ü" * 512)).sealed(1024)
     assert len(str(name)) <= names.NAME_BYTES_MAX
     assert rank_in_name(name.priority) == rank_of("ü" * 21)
 

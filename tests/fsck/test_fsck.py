@@ -233,7 +233,7 @@ def a_letter_that_was_not_written(queue: Queue, clock: ManualClock) -> set[str]:
     mine = Queue(queue.path, clock=clock)
     [task] = [task for task in mine.lease(99) if task.payload == "given up"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finishing, "bury", lambda *args: None)
+        patch.setattr(finishing, "write_letters", lambda *args: None)
         patch.setattr(finishing, "try_finish", lambda *args: None)
         task.bury("because")
     mine.close()

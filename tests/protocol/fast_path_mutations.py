@@ -95,7 +95,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a completion behind a torn tail": of("torn", 1, "complete_in_hand", "log.torn", "False"),
     "the last task without an outcome": of(CALM, 0, "complete_in_hand", "state.remaining < 2", "False"),
     "a lease that does not hold": of("end", 0, "complete_in_hand", "not state.holds(index, task.lease)", "False"),
-    "how long the work took": of("complete", 0, "complete_in_hand", "made |= transitions.measured(...)", ""),
+    "how long the work took": of("complete", 0, "complete_in_hand", "made |= transitions.work_fields_of(...)", ""),
     "a measured completion that is not applied as such": of(
         "complete",
         3,
@@ -214,11 +214,11 @@ MUTATIONS: dict[str, Mutation] = {
     "a damaged task that an exchange has leased is not buried": of(
         EXCHANGES, 37, "Leaser.exchange", "if self._damaged: ...", ""
     ),
-    "several inserts": of(SINGLES, 5, "SingleInserter._appended", "len(pending) == 1", "True"),
+    "several inserts": of(SINGLES, 5, "SingleInserter._append_surely", "len(pending) == 1", "True"),
     "an urgent insert": of(
-        SINGLES, 2, "SingleInserter._appended", "is_known and rank == LAST and ...", "is_known and ..."
+        SINGLES, 2, "SingleInserter._append_surely", "is_known and rank == LAST and ...", "is_known and ..."
     ),
-    "an insert for later": of(SINGLES, 0, "SingleInserter._appended", "task.when is NOW", "True"),
+    "an insert for later": of(SINGLES, 0, "SingleInserter._append_surely", "task.when is NOW", "True"),
     "an insert in a signal handler": of(SINGLES, 0, "insert_next", "log is None or held", "log is None"),
     "an insert without the lock": of(SINGLES, 1, "insert_next", "fd < 0 or not try_lock(fd)", "fd < 0"),
     "an insert not caught up": of(SINGLES, 0, "insert_next", "if pread(fd, TAIL_BYTES, log.end): ...", "if False: ..."),
@@ -249,7 +249,7 @@ MUTATIONS: dict[str, Mutation] = {
         SINGLES, 0, "insert_next", "raise AppendBroken(error) from error", "raise"
     ),
     "a record that nobody has appended is looked for": of(
-        SINGLES, 0, "SingleInserter._appended", "error, is_closed = broken.error, False", "raise broken.error"
+        SINGLES, 0, "SingleInserter._append_surely", "error, is_closed = broken.error, False", "raise broken.error"
     ),
     "an insert keeps what failed": of(
         SINGLES,

@@ -56,7 +56,7 @@ class Story:
     def prepare(self, batch: Batch, op: str, index: int, at: int | None = None, **fields: Any) -> None:
         """Append a prepared record about a task."""
         with LockedBatch(self.q.store, batch) as locked:
-            at = record_times.present(locked) if at is None else at
+            at = record_times.next_at(locked) if at is None else at
             locked.append_record(op, at, tasks=[[index, index + 1]], **fields, **self.part.fields)
             assert U in locked.replay_state.prepared
 
@@ -66,7 +66,7 @@ class Story:
     def prepare_insert(self, batch: Batch, at: int | None = None) -> None:
         """Append a prepared insert to the open batch."""
         with LockedBatch(self.q.store, batch) as locked:
-            at = record_times.present(locked) if at is None else at
+            at = record_times.next_at(locked) if at is None else at
             line = b'{"payload":"inserted"}\n'
             record_lines.write(
                 locked.log, record_lines.insert(at, "1" * 16, locked.replay_state.count, line, 0, self.part)

@@ -633,7 +633,7 @@ def test_a_task_file_goes_for_good_before_the_log_in_which_an_update_has_acted(t
         with LockedBatch(q.store, last.batch) as locked:
             while locked.log.end < checkpoints.LEAST_BYTES:
                 locked.append_record("renew", 0, lease=last.lease, tasks=[[1, 2]], until=last.until_ms)
-            locked.log.restate()
+            locked.log.append_checkpoint()
             locked.log.replay_state, locked.log.end = last_checkpoint(q.store.fs, locked.log.fd)
             assert not locked.log.replay_state.is_whole
     elif seen == "replayed":

@@ -582,7 +582,7 @@ def test_a_second_try_publishes_only_what_the_first_did_not(
 ) -> None:
     fs = Filesystem(str(queue.path), shared=False)
     q = Queue(queue.path, filesystem=fs, clock=clock)
-    move, moved, synced = staging.move, list[str](), list[str]()
+    move, moved, synced = staging.publish_staged, list[str](), list[str]()
 
     def moving(store: Any, staged: Any) -> None:
         if len(moved) == 5:
@@ -592,7 +592,7 @@ def test_a_second_try_publishes_only_what_the_first_did_not(
         move(store, staged)
 
     sync = fs.sync_directory
-    monkeypatch.setattr(staging, "move", moving)
+    monkeypatch.setattr(staging, "publish_staged", moving)
     monkeypatch.setattr(fs, "sync_directory", lambda path: (synced.append(path), sync(path)))
     refs = q.insert_many(range(20), batch_tasks=1, refs=True)
     assert sorted(payloads(q)) == list(range(20))
@@ -621,7 +621,7 @@ def test_references_to_a_hundred_thousand_tasks_take_less_than_a_kibibyte_each(q
 
 @pytest.mark.once
 def test_what_a_try_that_breaks_off_has_published_is_told(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    move, moved = staging.move, [0]
+    move, moved = staging.publish_staged, [0]
 
     def moving(store: Any, staged: Any) -> None:
         if moved[0] >= 5:
@@ -629,7 +629,7 @@ def test_what_a_try_that_breaks_off_has_published_is_told(q: Queue, monkeypatch:
         moved[0] += 1
         move(store, staged)
 
-    monkeypatch.setattr(staging, "move", moving)
+    monkeypatch.setattr(staging, "publish_staged", moving)
     with pytest.raises(StorageError) as caught:
         q.insert_many(range(20), batch_tasks=1)
     assert caught.value.inserted == 5

@@ -298,7 +298,7 @@ def test_a_letter_that_is_written_later_says_who_made_the_last_attempt(
         task.fail(OWN_REASON, delay_s=0)
     q2.change_settings(max_attempts=1)
     with monkeypatch.context() as dying:
-        dying.setattr(finishing, "bury", crash)
+        dying.setattr(finishing, "write_letters", crash)
         with pytest.raises(Crash):
             q2.lease()
     [log] = log_files(q)

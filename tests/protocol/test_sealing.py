@@ -47,7 +47,7 @@ def seal(queue: Queue) -> None:
     """Seal the only batch, as another process does."""
     other = Queue(queue.path, clock=queue.store.clock)
     with LockedBatch(other.store, batch_of(queue)) as locked:
-        sealing.seal(locked, record_times.present(locked))
+        sealing.seal(locked, record_times.next_at(locked))
 
 
 def last_record(queue: Queue) -> tuple[int, dict[str, Any]]:
@@ -153,7 +153,7 @@ def test_a_log_is_synced_before_its_seal(queue: Queue) -> None:
 
     other = Queue(queue.path, filesystem=Trapped(str(queue.path), trap), clock=queue.store.clock)
     with LockedBatch(other.store, batch_of(queue)) as locked:
-        sealing.seal(locked, record_times.present(locked))
+        sealing.seal(locked, record_times.next_at(locked))
     assert steps == ["fsync", "write"]
 
 
@@ -228,7 +228,7 @@ def and_sealed(queue: Queue) -> None:
     for name in task_file_names(queue):
         with LockedBatch(queue.store, name.batch, create=True) as locked:
             if locked.replay_state.takes_inserts:
-                sealing.seal(locked, record_times.present(locked))
+                sealing.seal(locked, record_times.next_at(locked))
 
 
 @pytest.mark.parametrize("is_there", [False, True])

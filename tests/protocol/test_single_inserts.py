@@ -206,7 +206,7 @@ def test_a_batch_of_another_boot_is_sealed(queue: Queue) -> None:
 
 def test_an_untouched_batch_of_another_boot_is_removed(queue: Queue) -> None:
     """Its inserter had made the task file, and no log yet. No name says that a batch is sealed without a task."""
-    queue._inserter._made(LAST)
+    queue._inserter._make_batch(LAST)
     other = Queue(queue.path)
     other.store.domain = "another boot"
     other.insert("task")
@@ -262,7 +262,7 @@ def finish(store: Store, batch: Batch, until: str) -> None:
     with LockedBatch(store, batch) as locked:
         locked.append_record("finish", store.clock.now_ms())
         if until != "finish":
-            os.unlink(store.layout.task_file(names.open_batch(batch)))
+            os.unlink(store.layout.task_file(names.open_batch_file(batch)))
         if until == "gone":
             finishing.retire(locked)
 
@@ -296,9 +296,9 @@ def test_a_purge_that_overtakes_an_insert(queue: Queue, monkeypatch: pytest.Monk
     """The insert is done again, in the new generation."""
     inserter = queue._inserter
     place: tuple[Any, str] = {
-        "append": (inserter, "_appended"),
+        "append": (inserter, "_append_surely"),
         "sync of the names": (queue.store.names, "sync"),
-        "sync of the log": (inserter._synced, "up_to"),
+        "sync of the log": (inserter._syncer, "up_to"),
     }[at]
     call, purges = getattr(*place), []
 
@@ -311,7 +311,7 @@ def test_a_purge_that_overtakes_an_insert(queue: Queue, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         if at == "sync of the log":
-            patch.setattr(single_inserts._Synced, "up_to", lambda self, *args: purge_then(*args))
+            patch.setattr(single_inserts._LogSyncer, "up_to", lambda self, *args: purge_then(*args))
         else:
             patch.setattr(*place, purge_then)
         queue.insert("task")
@@ -504,7 +504,7 @@ def test_a_stream_with_keys_that_ends_with_an_error_is_told_once_how_to_go_on(
     trap = FailOnLogs("write", overwritten, 9)
     inserter = trapped(queue, trap, shared=True)
     inserter.insert("x", key="taken")
-    monkeypatch.setattr(SingleInserter, "_look_for", unknown)
+    monkeypatch.setattr(SingleInserter, "_read_records", unknown)
     trap.armed = True
     error = raised(FsqueueError, lambda: inserter.insert_many([Task("y", key="taken"), Task("task", key="k")]))
     assert error is not None
@@ -1046,7 +1046,7 @@ def test_a_fork_while_a_thread_makes_a_batch_does_not_block_the_child(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
-    made = queue._inserter._made
+    made = queue._inserter._make_batch
 
     def wait(rank: Rank) -> Batch:
         inside.set()
@@ -1054,7 +1054,7 @@ def test_a_fork_while_a_thread_makes_a_batch_does_not_block_the_child(
             go_on.wait(PATIENCE_S)
         return made(rank)
 
-    monkeypatch.setattr(queue._inserter, "_made", wait)
+    monkeypatch.setattr(queue._inserter, "_make_batch", wait)
     thread = threading.Thread(target=queue.insert, args=("parent",))
     thread.start()
     assert inside.wait(PATIENCE_S)
@@ -1149,7 +1149,7 @@ def test_dead_letters_have_their_payload_even_without_the_task_file(make: Make, 
     queue.insert(b"second")
     tasks = queue.lease(2)
     if not is_file_there:
-        os.unlink(queue.store.layout.task_file(names.open_batch(Batch(tasks[0].batch))))
+        os.unlink(queue.store.layout.task_file(names.open_batch_file(Batch(tasks[0].batch))))
     tasks[0].bury("no")
     tasks[1].fail("no")
     letters = {letter.id: letter.payload for letter in Queue(queue.path).dead()}
@@ -1159,7 +1159,7 @@ def test_dead_letters_have_their_payload_even_without_the_task_file(make: Make, 
 def test_tasks_whose_file_is_gone_are_buried_with_their_payloads(queue: Queue) -> None:
     queue.insert("first")
     queue.insert("second")
-    os.unlink(queue.store.layout.task_file(names.open_batch(open_batch(queue))))
+    os.unlink(queue.store.layout.task_file(names.open_batch_file(open_batch(queue))))
     other = Queue(queue.path)
     other.gc()
     assert sorted(letter.payload for letter in other.dead()) == ["first", "second"]
@@ -1204,7 +1204,7 @@ def test_what_is_planted_in_place_of_an_open_batch_is_passed_by(
     """Else a member of the group could keep the others from inserting."""
     queue.insert("first").id  # noqa: B018
     [name] = task_file_names(queue)
-    later = names.open_batch(Batch(f"f{name.batch[1:]}"))  # of the same shard, and tried before
+    later = names.open_batch_file(Batch(f"f{name.batch[1:]}"))  # of the same shard, and tried before
     layout_of = queue.store.layout
     files = {"task file": Path(layout_of.task_file(later)), "log": Path(layout_of.log(later.batch))}
     outside = tmp_path / "outside"

@@ -27,7 +27,7 @@ MUTATIONS = [
         "slots are given back without a look into their log",
         "a lease that is held loses its slot, and one task too many is leased",
         "limited-calm",
-        (("Limiter._over", "over = over_in(locked, record_times.present(locked), those)", "over = [*those]"),),
+        (("Limiter._over", "over = over_in(locked, record_times.next_at(locked), those)", "over = [*those]"),),
     ),
     Mutation(
         "a lease that has run out is not ended by a record",

@@ -9,7 +9,13 @@ MUTATIONS = [
         "a task may be handed out twice by one call",
         "its caller does it twice, and cannot tell which of both leases a LeaseLost means",
         "crash",
-        (("latest", "return list({(task.batch, task.index): task for task in tasks}.values())", "return tasks"),),
+        (
+            (
+                "latest_leases",
+                "return list({(task.batch, task.index): task for task in tasks}.values())",
+                "return tasks",
+            ),
+        ),
     ),
     Mutation(
         "busy batches are not waited for",
@@ -76,7 +82,7 @@ MUTATIONS = [
         "empty is said of a generation that was purged",
         "a queue is called empty although something was inserted before anybody asked",
         ("local", "lease-again", "purge-and-insert", "on"),
-        (("Leaser.lease", "if not held and self.begin(now=True): ...", "if False: ..."),),
+        (("Leaser.lease", "if not held and self.begin_look(now=True): ...", "if False: ..."),),
     ),
     Mutation(
         "a batch without its first record",
@@ -112,7 +118,7 @@ MUTATIONS = [
         "renamed to a later time than the earliest",
         "no worker looks for the task when it is due",
         "calm",
-        (("Leaser._take", "due if due is not None else until", "(due if due is not None else until) + 60000"),),
+        (("Leaser._record_lease", "due if due is not None else until", "(due if due is not None else until) + 60000"),),
     ),
     Mutation(
         "staged and not locked",
@@ -141,7 +147,7 @@ MUTATIONS = [
                 "finish",
                 """
                 if replay_state.done[DEAD]:
-                    missing_letters(locked)
+                    write_missing_letters(locked)
                 """,
                 "",
             ),
@@ -317,7 +323,7 @@ MUTATIONS = [
         "what was purged is completed",
         "its holder is told that its work counts",
         "delete",
-        (("fresh", "lost = [task for task in tasks if task.generation != generation]", "lost = []"),),
+        (("of_present_generation", "lost = [task for task in tasks if task.generation != generation]", "lost = []"),),
     ),
     Mutation(
         "a purge is noticed a second later",

@@ -288,7 +288,7 @@ MUTATIONS = [
         "skew",
         (
             (
-                "present",
+                "next_at",
                 """
                 if last <= now: ...
                 ...
@@ -346,7 +346,7 @@ MUTATIONS = [
         "crash",
         (
             ("complete_in_hand", "not state.holds(index, task.lease)", "False"),
-            ("_in_locked", "replay_state.named_by(indices, lease)", "indices"),
+            ("_act_in_locked", "replay_state.named_by(indices, lease)", "indices"),
         ),
     ),
     Mutation(

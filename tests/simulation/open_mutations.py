@@ -32,7 +32,7 @@ MUTATIONS = [
         "open-calm",
         (
             (
-                "Leaser._take",
+                "Leaser._record_lease",
                 "replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts",
                 "replay_state.exhausted(at) and log.name is not None",
             ),
@@ -54,13 +54,13 @@ MUTATIONS = [
         "an inserter does not sync the names of its batch",
         "a power loss takes the log, or the task file that leads to it",
         "open-power",
-        (("SingleInserter._make_durable", "if batch != self._named: ...", "if False: ..."),),
+        (("SingleInserter._make_durable", "if batch != self._known_batch: ...", "if False: ..."),),
     ),
     Mutation(
         "an inserter does not sync its log",
         "a power loss takes a task that was reported inserted",
         "open-power",
-        (("SingleInserter._make_durable", "self._synced.up_to(batch, end)", ""),),
+        (("SingleInserter._make_durable", "self._syncer.up_to(batch, end)", ""),),
     ),
     Mutation(
         "after an error an inserter takes the task for not inserted",
@@ -68,8 +68,8 @@ MUTATIONS = [
         ("open", "insert", "", "eio-after"),
         (
             (
-                "SingleInserter._appended",
-                "found, end = self._found(layout, batch, pending, error, closing=is_last and not is_full)",
+                "SingleInserter._append_surely",
+                "found, end = self._find_records(layout, batch, pending, error, closing=is_last and not is_full)",
                 "found, end = {}, 0",
             ),
         ),
@@ -80,7 +80,7 @@ MUTATIONS = [
         "few-full",
         (
             (
-                "SingleInserter._appended",
+                "SingleInserter._append_surely",
                 "missing = [(identity, task) for identity, task in pending if identity not in found]",
                 "missing = [(identity, task) for identity, task in pending if not found]",
             ),
@@ -92,7 +92,7 @@ MUTATIONS = [
         "few-full",
         (
             (
-                "SingleInserter._appended",
+                "SingleInserter._append_surely",
                 """
                 if found:
                     new = next(...)
@@ -112,7 +112,7 @@ MUTATIONS = [
             (
                 "SingleInserter._takes_now",
                 "transitions.opening(locked, log.name)",
-                "transitions.opening(locked, log.name or names.open_batch(locked.batch))",
+                "transitions.opening(locked, log.name or names.open_batch_file(locked.batch))",
             ),
         ),
     ),

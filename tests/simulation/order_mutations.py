@@ -11,16 +11,16 @@ MUTATIONS = [
         ("open", "insert-urgent", "", "killed"),
         (
             (
-                "SingleInserter._appended",
-                "rank == LAST or self._promised_in(locked, rank)",
+                "SingleInserter._append_surely",
+                "rank == LAST or self._ensure_promise(locked, rank)",
                 "True",
             ),
             (
-                "SingleInserter._appended",
-                "self._synced.wrote(batch, locked.log.end)",
+                "SingleInserter._append_surely",
+                "self._syncer.wrote(batch, locked.log.end)",
                 """
-                rank == LAST or self._promised_in(locked, rank)
-                self._synced.wrote(batch, locked.log.end)
+                rank == LAST or self._ensure_promise(locked, rank)
+                self._syncer.wrote(batch, locked.log.end)
                 """,
             ),
         ),
@@ -31,7 +31,7 @@ MUTATIONS = [
         ("open", "insert-urgent", "", "eio"),
         (
             (
-                "SingleInserter._promised_in",
+                "SingleInserter._ensure_promise",
                 "name = target if locked.rename_task_file_surely(target) else None",
                 """
                 locked.rename_task_file(target)
@@ -44,7 +44,7 @@ MUTATIONS = [
         "an open batch keeps the name of its first task",
         "no worker looks for the urgent task in it",
         "order-calm",
-        (("SingleInserter._promised_in", "rank < name.rank", "False"),),
+        (("SingleInserter._ensure_promise", "rank < name.rank", "False"),),
     ),
     Mutation(
         "an inserter does not sync the name that its task needs",
@@ -53,8 +53,8 @@ MUTATIONS = [
         (
             (
                 "SingleInserter._make_durable",
-                "if batch != self._named or is_promise_new: ...",
-                "if batch != self._named: ...",
+                "if batch != self._known_batch or is_promise_new: ...",
+                "if batch != self._known_batch: ...",
             ),
         ),
     ),
@@ -132,7 +132,7 @@ MUTATIONS = [
         "a batch that promised too much is not put back",
         "workers take less urgent tasks of others until they list anew",
         "order-calm",
-        (("Leaser._tell", "selection.put_back(*left)", ""),),
+        (("Leaser._tell_selection", "selection.put_back(*left)", ""),),
     ),
     Mutation(
         "a completion leases whatever its batch has next",
@@ -206,12 +206,12 @@ MUTATIONS = [
             (
                 "Leaser.lease",
                 """
-                self.begin(now=True)
-                if self._has_none(up_to): ...
+                self.begin_look(now=True)
+                if self._has_none_within(up_to): ...
                 """,
                 """
-                self.begin()
-                if self._has_none(up_to): ...
+                self.begin_look()
+                if self._has_none_within(up_to): ...
                 """,
             ),
         ),

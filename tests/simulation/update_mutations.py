@@ -283,7 +283,7 @@ MUTATIONS = [
         "update-decided",
         (
             (
-                "Leaser._await",
+                "Leaser._note_undecided",
                 "self._wanted = locked.undecided()",
                 "self._wanted = [each for each in locked.undecided() if each.is_old]",
             ),

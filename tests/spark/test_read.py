@@ -122,7 +122,7 @@ def test_tasks_of_batches_that_take_inserts(spark: SparkSession, queue_factory: 
         ids.append(queue.insert(payload, delay_s=9000 if payload == {"n": 6} else 0).id)
         born.append(clock.now_s)
         clock.advance(10)
-    queue._inserter._made(LAST)  # one that no task is in yet
+    queue._inserter._make_batch(LAST)  # one that no task is in yet
     assert sorted(name.inserted or 0 for name in task_file_names(queue)) == [TAKES_INSERTS, TAKES_INSERTS, 4]
     [done, dead], [held] = queue.lease(2), queue.lease(1, lease_s=5000)
     assert [done.id, dead.id, held.id] == ids[:3]

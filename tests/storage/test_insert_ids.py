@@ -87,7 +87,7 @@ def test_a_record_in_the_form_of_another_program_is_found_too(log: Log) -> None:
 def test_a_reader_who_begins_at_a_checkpoint_finds_what_lives(log: Log) -> None:
     written(log, OPEN, *(record_lines.insert(100, f"{number:016x}", number, TASK) for number in range(1000)))
     written(log, record_lines.lease(102, "l", [3], 900, "{}", False), record_lines.complete(103, "l", [3]))
-    log.restate()
+    log.append_checkpoint()
     again = Log(log.fs, log.layout, BATCH, log.fs.open_append(log.path), False)
     again.catch_up()
     assert not again.replay_state.is_whole

@@ -57,7 +57,7 @@ def test_the_offset_of_the_next_record_counts_what_was_added(opened: Opener) -> 
     assert log.next_offset() == 0
     log.append(OPEN)
     assert log.next_offset() == len(OPEN)
-    log.take(LEASE)
+    log.add_line(LEASE)
     assert log.next_offset() == len(OPEN + LEASE)
     assert Path(log.path).read_bytes() == OPEN
     log.write()
@@ -414,7 +414,7 @@ def test_the_history_keeps_no_checkpoints(opened: Opener) -> None:
     log = opened()
     record_lines.write(log, OPEN)
     work(log, 100)
-    log.restate()
+    log.append_checkpoint()
     records = orjson.loads(b"[" + log.records() + b"]")
     assert [record["op"] for record in records] == ["open", *["lease", "release"] * 100]
     text = b" " * 0 + log.records()

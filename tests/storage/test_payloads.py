@@ -182,7 +182,7 @@ def test_a_replaced_payload_is_shown_as_it_was_executed(queue_factory: QueueFact
 
     task = next(task for task in queue.lease(2) if task.payload == "old")
     with LockedBatch(queue.store, task.id.partition(".")[0]) as locked:  # type: ignore[arg-type]
-        at = record_times.present(locked)
+        at = record_times.next_at(locked)
         fields = {"lease": task.token.partition("@")[2], "tasks": [[task.index, task.index + 1]]}
         locked.append_record("replace", at, payload="new", **fields)
     queue.release_all()

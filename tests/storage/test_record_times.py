@@ -232,7 +232,7 @@ def test_of_what_was_changed_in_the_future_the_times_that_it_set_are_shifted() -
 def test_a_log_within_the_bounds_costs_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = queue_of(tmp_path / "q")
     Queue(q.path, clock=ManualClock(time.time() + 600)).lease(1)
-    monkeypatch.setattr(record_times, "set_right", lambda locked: pytest.fail("it was asked for a stamp"))
+    monkeypatch.setattr(record_times, "correct_time", lambda locked: pytest.fail("it was asked for a stamp"))
     assert len(q.lease(3)) == 3
 
 
@@ -272,9 +272,9 @@ def test_no_time_is_corrected_while_an_update_is_not_decided(tmp_path: Path) -> 
     stamped(q, 0)
     r, _ = right(q)
     with LockedBatch(r.store, task.batch) as locked:
-        assert not record_times.set_right(locked, certain=True)
+        assert not record_times.correct_time(locked, certain=True)
     with log.open("ab") as file:
         file.write(record_lines.abort(at, PREPARED.update))
     with LockedBatch(r.store, task.batch) as locked:
-        assert record_times.set_right(locked, certain=True)
+        assert record_times.correct_time(locked, certain=True)
         assert locked.replay_state.at < at

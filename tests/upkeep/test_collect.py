@@ -684,7 +684,7 @@ def test_an_open_batch_whose_inserter_died_before_its_first_insert_is_cleared_aw
 
         inserter = Queue(path, filesystem=fs, clock=clock)
         if step == "write":
-            inserter._inserter._made(LAST)
+            inserter._inserter._make_batch(LAST)
         setattr(fs, {"create": "look"}.get(step, step), dying)
         with pytest.raises(Crash):
             inserter.insert("x")
