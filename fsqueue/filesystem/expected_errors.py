@@ -49,8 +49,8 @@ class PassingOverStrays:
 
 
 def either_of_two(look: Callable[[], Iterable[T]]) -> set[T]:
-    """Return what two looks have found together. One listing may be old, or miss a name that is being renamed: only
-    two of them prove absence.
+    """Look twice, and return everything that either look has found. One listing may be old, or miss a name that is
+    being renamed: only two of them prove absence.
     """
     return {*look(), *look()}
 
@@ -66,9 +66,9 @@ def is_gone(error: Exception) -> bool:
 
 @contextmanager
 def stale_is_missing(path: str) -> Iterator[None]:
-    """Raise FileNotFoundError where the system says ESTALE, with the same words. `path`: what it is about.
+    """Turn ESTALE within a block into FileNotFoundError, with the same words. `path`: the file that it names.
 
-    For steps of which the caller handles a missing file, and begins anew.
+    Use it where the caller handles a missing file by beginning anew.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def stale_is_missing(path: str) -> Iterator[None]:
 
 
 def kind_of(entry: os.DirEntry[str]) -> str:
-    """Return what a listing says an entry is: "file", "directory", "link" or "other"."""
+    """Return the kind of an entry of a listing: "file", "directory", "link" or "other"."""
     if entry.is_symlink():
         return "link"
     if entry.is_dir(follow_symlinks=False):

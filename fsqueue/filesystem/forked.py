@@ -22,7 +22,7 @@ from fsqueue.filesystem import resources
 HARMLESS = frozenset(
     ("close", "dup2", "fspath", "fsencode", "fsdecode", "fstat", "strerror", "getpid", "geteuid", "readlink", "urandom")
 )
-"""What changes nothing on disk, and what clean-up needs to let go of a descriptor."""
+"""Functions of `os` that change nothing on disk, and those that clean-up needs to close a descriptor."""
 _LAYER = __name__.rpartition(".")[0] + "."
 
 
@@ -50,7 +50,7 @@ def _is_the_childs_own(record: logging.LogRecord) -> bool:
 
 
 class Layer:
-    """The modules of this layer that make system calls: one object for all."""
+    """Stand for the modules of this layer that make system calls: one object for all, which forks call."""
 
     def __init__(self) -> None:
         forks.register(self, Layer.after_fork)

@@ -17,7 +17,7 @@ from fsqueue.errors import UnsafeFilesystem
 from fsqueue.interruptions import let_out
 
 BUSY = (errno.EAGAIN, errno.EACCES)
-"""What the system says of a lock that another process has."""
+"""Errors of the system for a lock that another process has."""
 GET, SET = 36, 37
 """F_OFD_GETLK and F_OFD_SETLK of fcntl(2), the same on every architecture. `fcntl` has no names for them where Python
 was built with a C library older than glibc 2.20, as for an old cluster, though the kernel has the locks.

@@ -139,7 +139,7 @@ def plain(text: str) -> str:
 
 
 def beegfs_setting(name: str) -> str | None:
-    """Return what the BeeGFS client of this host says of a setting; None if it says nothing."""
+    """Return the value of a setting of this host's BeeGFS client; None if it is not known."""
     try:
         clients = os.listdir(BEEGFS)
     except OSError as error:

@@ -34,7 +34,7 @@ Fresh = Callable[[], str]
 """Return a new random name, so that no other user can have planted something under it."""
 
 _used: WeakTable[object, resources.Kept] = WeakTable()
-"""What closes directories, by the objects that use them: see `OpenDirectory.close_after`."""
+"""Closers of directories, by the objects that use these: see `OpenDirectory.close_after`."""
 
 
 class Displaced(OSError):
@@ -57,7 +57,7 @@ class OpenDirectory:
         self.fd, self.name = fd, name
         through = f"/proc/self/fd/{fd}"
         self.is_followed = os.path.isdir(through)
-        """Whether `path` leads to it: without /proc, others could put something else in its place."""
+        """True if `path` leads to this very directory. Without /proc others could put something else in its place."""
         self.path = through if self.is_followed else name
 
     @classmethod
@@ -82,7 +82,7 @@ class OpenDirectory:
         self.close()
 
     def stat(self) -> os.stat_result:
-        """Return what the system says of the directory itself."""
+        """Return the status of the open directory itself."""
         return os.fstat(self.fd)
 
     def names(self, most: int | None = None) -> list[str]:
@@ -155,7 +155,7 @@ class OpenDirectory:
     # -- removal -------------------------------------------------------------------------------------
 
     def look(self, name: str) -> os.stat_result | None:
-        """Return what a name in this directory is, links not followed; None if it is gone, or cannot be told."""
+        """Return the status of a name in this directory, links not followed; None if it is gone, or cannot be told."""
         _check(name)
         try:
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)

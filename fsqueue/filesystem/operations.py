@@ -49,7 +49,7 @@ class Filesystem(Rooted):
         super().__init__(root)
         self.shared, self.lists_by_time = shared, lists_by_time
         self._keeps_numbers: bool | None = None
-        """What the mount of the root says of inode numbers, once `place` has asked for it."""
+        """True if inode numbers last on the mount of the root; None until `place` has asked for that."""
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         self.try_lock: Callable[[int], bool] = locks.try_lock
         self.unlock: Callable[[int], None] = locks.unlock
@@ -340,8 +340,8 @@ class Filesystem(Rooted):
         return HiddenTasks(code, path, "something else", wanted)
 
     def unless_absent(self, path: str, read: Callable[[], T]) -> T | None:
-        """Return what `read` says of a file that tells of tasks; None if there is none. HiddenTasks if something else
-        has its name.
+        """Return what `read` returns for a file that tells of tasks; None if there is no such file. HiddenTasks if
+        something else has its name.
         """
         try:
             return read()
@@ -446,12 +446,12 @@ class Filesystem(Rooted):
             return False
 
     def stat(self, path: str) -> os.stat_result:
-        """Return what the system says of a path, links not followed. May be stale on a network filesystem."""
+        """Return the status of a path, links not followed. It may be stale on a network filesystem."""
         with self._holder(path) as (within, name):
             return _stat(name, within)
 
     def place(self, path: str) -> tuple[int, int | None] | None:
-        """Return what tells the directory `path` from copies of it. OSError.
+        """Return the numbers that tell the directory `path` from copies of it. OSError.
 
         None where inode numbers do not last, and if this user may not read the directory.
         """

@@ -90,7 +90,7 @@ class KeptOutput:
 
 
 class KeptFile:
-    """The kept output of one attempt. After `close` it goes on under another name, in a new file."""
+    """Keep the output of one attempt. After `close` it goes on under another name, in a new file."""
 
     def __init__(self, directory: KeptOutput, name: str) -> None:
         self.name = name
@@ -98,7 +98,7 @@ class KeptFile:
         self.writers = 0
         """Number of streams that end in it. The loop counts them."""
         self.is_incomplete = False
-        """Whether something of it was not kept."""
+        """True if some of the output was not kept."""
         self._directory, self._fd = directory, -1
 
     def append(self, data: bytes) -> None:

@@ -72,8 +72,8 @@ def _place() -> str | None:
 
 
 def identity_of(pid: int) -> str | None:
-    """Return what no other process ever has: `BOOT.NAMESPACE.START`; None if that cannot be told, or there is none
-    such.
+    """Return the identity of a process, which no other process ever has: `BOOT.NAMESPACE.START`; None if it cannot be
+    told, or there is no such process.
 
     The beginning of the boot id and the number of the PID namespace in hexadecimal digits, then when the process
     began, in ticks since the boot (proc(5), /proc/PID/stat, field 22).
@@ -296,7 +296,7 @@ def _command(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Return what tells this boot of this machine from any other; "" where the system does not say."""
+    """Return the id of this boot of this machine, which no other boot has; "" where the system does not say."""
     return _read("/proc/sys/kernel/random/boot_id").strip()
 
 

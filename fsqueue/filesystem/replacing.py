@@ -31,7 +31,7 @@ _DIGITS = 16
 
 
 class OthersLink(PermissionError):
-    """It is a symbolic link of another user's."""
+    """Raised if a path is a symbolic link of another user."""
 
 
 def place_of(path: str) -> tuple[int, str]:
@@ -83,7 +83,7 @@ def _target(directory: int, name: str) -> str | None:
 
 
 class Replaced:
-    """The place of a file that is written whole or not at all: a name in an open directory, which the caller closes.
+    """Write a file whole or not at all, under a name in an open directory, which the caller closes.
 
     `grammar`: begins the names of what is made beside it. After that come digits for the host and the name, since
     another host may not see the lock of what is made here.
@@ -182,7 +182,7 @@ class Replaced:
         return os.path.samestat(found, os.fstat(fd))
 
     def status(self) -> os.stat_result | None:
-        """Return what has the name now, not following links; None if nothing has."""
+        """Return the status of the file that has the name now, links not followed; None if there is none."""
         try:
             return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:

@@ -61,7 +61,7 @@ class Fresh(list[int]):
 
 
 class _RefusingFresh(Fresh):
-    """What `Fresh` becomes in a child that was forked within a call: it opens nothing for that call."""
+    """Stand in place of `Fresh` in a child that was forked within a call: it opens nothing for that call."""
 
     __slots__ = ()
 
@@ -80,9 +80,10 @@ def refuse_the_parents() -> None:
 
 
 def in_child(error: BaseException | None) -> BaseException:
-    """Return what a call ends with in a child that was forked within it, after `error` or without one.
+    """Return the exception that ends a call in a child that was forked within the call, after `error` or without one.
 
-    What the child's own user code has raised goes on. All else is a consequence of what is missing in a child.
+    An exception that the child's own user code has raised is returned itself. Any other one comes from what a child
+    lacks: then it is ForkedChild.
     """
     if isinstance(error, ForkedInCall):
         return error.error
@@ -100,9 +101,9 @@ class Entry:
 
     def __init__(self, by: Closer) -> None:
         self.by = by
-        """What closes the descriptor."""
+        """Closer of the descriptor."""
         self.is_given_back = False
-        """Whether `give_back` has closed the descriptor, or is about to."""
+        """True if `give_back` has closed the descriptor, or is about to."""
 
 
 class ThreadResources:
@@ -118,16 +119,16 @@ class ThreadResources:
         self.sections: list[Abandonable] = []
         """Sections that this thread has entered, the innermost last."""
         self.is_opening = False
-        """Whether it is just opening a file. A fork may come between the system's part of that and the record."""
+        """True while the thread is opening a file. A fork may come between the system's part of that and the record."""
 
 
 class _Records:
     """The records of all threads, by their numbers. (Held here: those of threads that a fork has ended go before that.)
 
-    In a forked child each descriptor in them that may have a lock is replaced by one that leads to the root directory.
-    A lock of an open file stays taken as long as any process has that open, so the child closes its copy; to unlock it
-    would give the parent's lock away. The number stays in use: what the child's thread goes on with, or a generator,
-    may close it still, and must not close another file. To write to it, to read it and to lock it fails.
+    A forked child replaces each descriptor in them that may have a lock by one that leads to the root directory. A
+    lock of an open file stays taken as long as any process has the file open, so the child closes its copy. To unlock
+    it would give the parent's lock away. The number of the descriptor stays in use: the child's thread or a generator
+    may still close it, and must not close another file. To write to it, to read it and to lock it fails.
     """
 
     _PRUNE_AT = 64
@@ -183,7 +184,9 @@ def _writable_files(known: Set[int]) -> dict[int, str]:
 
 
 def _access_of(fd: int) -> int | None:
-    """Return what a descriptor was opened for; None if it is none. One that cannot write has no exclusive lock."""
+    """Return how a descriptor was opened: to read, to write or both; None if it is not open. One that cannot write has
+    no exclusive lock.
+    """
     try:
         return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     except (OSError, ValueError) as error:  # it is closed; or below 0, since nothing was opened
@@ -294,8 +297,8 @@ def refuse_unopened(error: OSError) -> None:
 
 
 _kept: dict[int, weakref.ref[Kept]] = {}
-"""What closes the descriptors of the objects that have one, by the objects' numbers. It outlives the module's globals:
-the callbacks have it.
+"""Closers of the descriptors of objects that have one, by the objects' numbers. The table outlives the module's
+globals: the callbacks have it.
 """
 _numbers = count()
 
@@ -383,13 +386,13 @@ class Mutex:
         return self._lock.locked()
 
     def abandon(self) -> None:
-        """Release it, if this thread has it."""
+        """Release the mutex, if this thread has it."""
         if self._lock.is_mine():
             self._lock.release()
 
 
 def mark() -> Mark:
-    """Return what this thread owns by now, for a later `give_back`."""
+    """Return a mark of what this thread owns now: sections, descriptors and fresh ones. `give_back` takes the mark."""
     owned = this_thread.owned
     if not owned.sections and not owned.fds and not owned.fresh:
         return NOTHING

@@ -30,9 +30,9 @@ LOCK_PREFIX = ".alive-"
 AGE_S = 7 * 86_400.0
 """Seconds without a change after which `reap` removes what a killed worker of another host has left."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""What the system says of an attempt's directory that its command has removed, or has replaced by something else."""
+"""Errors of the system for an attempt's directory that its command has removed, or has replaced by something else."""
 NO_RESULT_FILES = (*NOT_FILES, errno.EACCES, errno.EPERM)
-"""What it says of what a command has made instead of a file that can be read. Any other error is the worker's own."""
+"""Errors for what a command has made in place of a readable file. Any other error is the worker's own."""
 
 
 class ResultFile(NamedTuple):

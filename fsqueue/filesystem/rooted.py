@@ -23,11 +23,11 @@ DIRECTORY_MODE = 0o777
 GROUP_SHARED = stat.S_ISGID | stat.S_IWGRP
 """The mode of a directory that a group shares."""
 FILE_BITS, DIRECTORY_BITS = 0o060, 0o070
-"""What the group may do with a file and a directory below it."""
+"""Mode bits of the group for a file and for a directory below it."""
 
 
 Stamp = tuple[int, int, int, int]
-"""What tells a version of a file from others: the device, the number on it, the time of the last change, the size."""
+"""Identity of a version of a file: the device, the inode number, the time of the last change, the size."""
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
@@ -117,7 +117,7 @@ class _Root(int):
 
     kept: resources.Kept
     number: tuple[int, int]
-    """What tells its directory from every other that is there: the device, and the number on it."""
+    """Identity of the root directory: the device, and the inode number."""
 
 
 class Rooted:
@@ -135,7 +135,8 @@ class Rooted:
     def __init__(self, root: str) -> None:
         self.root = root
         self.shared = True
-        """Whether other hosts may work on the same files: a server may use a number again while it is open here."""
+        """True if other hosts may work on the same files: a server may use an inode number again while it is open
+        here."""
         self._below = root.rstrip("/") + "/"
         self._root_fd = _Root(-1)
         self._within: Rooted | None = None

@@ -115,7 +115,9 @@ class DecisionState:
         return max(0, sparse.end_of(pieces, begin) - self.end)
 
     def about(self, update: UpdateId) -> Decision | None:
-        """Return what is decided about an update; None if nothing is. Nothing can be any more if the file is gone."""
+        """Return the decision about an update; None if there is none yet. If the file is gone, undecided updates are
+        aborted.
+        """
         return self.first.get(update, ABORTED if self.is_gone else None)
 
     @property

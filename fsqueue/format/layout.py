@@ -249,7 +249,7 @@ class QueueLimits:
 
 
 class DirectoryIdentity(NamedTuple):
-    """The inode that tells a queue's directory from copies of it."""
+    """Identify a queue's directory by its inode: a copy of the directory has another."""
 
     number: int
     """The number of the directory's inode."""

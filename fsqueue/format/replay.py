@@ -471,7 +471,7 @@ def _bury(replay_state: ReplayState, record: Record, at: int, offset: int) -> bo
 
 
 def _held_or_free(replay_state: ReplayState, lease: str | None, tasks: list[int], at: int) -> list[int]:
-    """Return those of some tasks that the lease holds; without one, those that no lease holds at `at`."""
+    """Return the tasks among `tasks` that a lease holds; without a lease, those that no lease holds at `at`."""
     if lease is not None:
         return replay_state.held(tasks, lease)
     return [index for index in tasks if replay_state.is_free(index, at)]

@@ -151,12 +151,14 @@ SHARED = "shared"
 
 
 def encode_open_batch(domain: str) -> bytes:
-    """Return the content of the task file of a batch that takes inserts: whose inserts, and no task."""
+    """Return the content of an open batch's task file: the domain whose inserts the batch takes, and no task."""
     return orjson.dumps({"inserts": domain}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def domain_of(content: bytes) -> str | None:
-    """Return the domain whose inserts a batch takes, as its task file says; None if it is no such file, or damaged."""
+    """Return the domain whose inserts a batch takes, from its task file's content; None if the file holds tasks or is
+    damaged.
+    """
     try:
         record = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -181,7 +183,7 @@ def decode_task(line: bytes) -> dict[str, Any]:
 
 
 def decode_tasks(lines: list[bytes]) -> list[dict[str, Any] | None]:
-    """Return what `decode_task` does of each line, without decoding `b64`; None for a line that is damaged.
+    """Return the decoded record of each line, but leave `b64` encoded; None for a damaged line. See `decode_task`.
 
     All at once, if all are sound: that is twice as fast.
     """

@@ -258,19 +258,19 @@ class States:
     # -- reading ------------------------------------------------------------------------------
 
     def holds(self, index: int, lease: str) -> bool:
-        """Return whether this lease is still the task's latest, be it in time or not. A frozen task is nobody's."""
+        """Return whether a task's latest lease is still this one, run out or not. No lease holds a frozen task."""
         if index < self.count and self.state[index] == LEASED:
             holder = self.holder[index]
             return holder is not None and holder.id == lease and not (self.frozen and index in self.frozen)
         return False
 
     def held(self, tasks: list[int], lease: str) -> list[int]:
-        """Return those of some tasks of which this lease is still the latest. Frozen ones are left out."""
+        """Return the tasks among `tasks` whose latest lease is still this one. Frozen tasks are left out."""
         found = self.named_by(tasks, lease)
         return [index for index in found if index not in self.frozen] if self.frozen else found
 
     def named_by(self, tasks: list[int], lease: str) -> list[int]:
-        """Return those of some tasks of which this lease is still the latest, frozen ones too."""
+        """Return the tasks among `tasks` whose latest lease is still this one, frozen tasks too."""
         latest, state, holder = self.leases.get(lease), self.state, self.holder
         if latest is None:
             return []
@@ -284,17 +284,17 @@ class States:
         return state == AVAILABLE or (state == LEASED and self.since[index] <= at)
 
     def due_at(self, tasks: Iterable[int], at: int) -> list[int]:
-        """Return those of some tasks that wait, and are due at this very time."""
+        """Return the tasks among `tasks` that wait, and are due at exactly this time."""
         state, since = self.state, self.since
         return [index for index in tasks if state[index] == AVAILABLE and since[index] == at]
 
     def charged(self, index: int) -> int:
-        """Return the attempts a next lease would find charged, an expired lease of a single task included."""
+        """Return how many attempts at a task are charged, including an expired lease of this task alone."""
         holder = self.holder[index] if self.state[index] == LEASED else None
         return self.attempts[index] + (1 if holder is not None and holder.is_alone else 0)
 
     def exhausted(self, at: int) -> bool:
-        """Return whether nothing that is known to be available is left (what is leased may run out).
+        """Return whether no task of the batch is available at `at`, as far as is known (a lease may run out).
 
         False while anything is prepared: its outcome may make a task available at any moment.
         """
@@ -319,7 +319,9 @@ class States:
         return place
 
     def _is_due(self, since: int, index: int) -> bool:
-        """Return whether a task that was to be available from then on still is. A frozen one is expected anew later."""
+        """Return whether a task still becomes available at `since`. A frozen task does not: it is expected anew
+        later.
+        """
         return self.state[index] == AVAILABLE and self.since[index] == since and index not in self.frozen
 
     def next_time(self) -> int | None:
@@ -347,8 +349,9 @@ class States:
         return min(best, default=None)
 
     def next_change(self) -> int | None:
-        """Return when the first task may come back of those that are delayed or leased, as far as `choose` and `head`
-        have not taken it in; None if there is none. A hint.
+        """Return when the first delayed or leased task may come back; None if there is none. A hint.
+
+        Tasks that `choose` and `head` have gathered already do not count.
         """
         times = [heap[0][0] for heap in (self._returns, self._expiries) if heap]
         return min(times, default=None)
@@ -373,9 +376,10 @@ class States:
         self._rank_ready(ranks)
 
     def take_over_ranks(self, known: States) -> None:
-        """Take over the ranks of an earlier state of this batch, whose tasks are in a file, and what it has sorted.
+        """Take over the ranks and the sorted order of `known`, an earlier state of this batch. Its tasks are in a task
+        file.
 
-        What it has gone through is not as it began. All that comes back was restated.
+        Tasks in front of its frontier are not as they began. Those of them that come back were restated.
         """
         if known.is_ranked and not self.is_ranked:
             self._order, self._frontier, self._end = known._order, known._frontier, known._end
@@ -388,7 +392,7 @@ class States:
         heapify(self._ready)
 
     def rank_changed(self) -> None:
-        """Give the tasks whose priority was changed the ranks of these."""
+        """Give the tasks in `changed` the ranks of their new priorities."""
         for index, given in self.changed.items():
             if given is None:
                 self.ranks.pop(index, None)
@@ -400,7 +404,7 @@ class States:
         return self.ranks.get(index, LAST)
 
     def head(self, at: int, margin: int) -> Rank | None:
-        """Return the rank of the most urgent task that `choose` has left and could take; None if there is none."""
+        """Return the rank of the most urgent task that `choose` could take next; None if there is none."""
         returns, expiries, ready = self._returns, self._expiries, self._ready
         if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
             self._gather(at, margin)
@@ -456,9 +460,10 @@ class States:
         return chosen, [], False
 
     def survey(self, at: int) -> bool:
-        """Look how many of the next tasks are as they began, while nothing else can be leased. True: at least two.
+        """Count the next tasks that are as they began. Return True if there are at least two, and no other task can be
+        leased.
 
-        Those are at the places from `_frontier` to `fresh_end` in `_order`. What may be leased besides them comes
+        These tasks are at the places from `_frontier` to `fresh_end` in `_order`. What may be leased besides them comes
         back at `quiet_until` at the earliest. That holds as long as tasks are only leased from there, or completed.
         """
         returns, expiries, self.fresh_end = self._returns, self._expiries, 0
@@ -548,7 +553,7 @@ class States:
         return chosen, spent, aside, False
 
     def may_be_taken(self, index: int, at: int, margin: int) -> bool:
-        """Return whether a task that was gathered is still free: a lease or an update may have taken it since."""
+        """Return whether a task may be leased at `at`. A lease that has run out holds its task for `margin` ms more."""
         if self.frozen and index in self.frozen:
             return False
         if self.state[index] == AVAILABLE:
@@ -578,7 +583,7 @@ class States:
                     self._offer(index)
 
     def offer(self, tasks: Iterable[int]) -> None:
-        """Let `choose` find tasks that it has chosen, and that are not leased after all."""
+        """Let `choose` find tasks again that it has chosen, and that were not leased after all."""
         for index in tasks:
             self._offer(index)
 
@@ -587,7 +592,7 @@ class States:
         heappush(self._ready, (self.ranks.get(index, LAST), index))
 
     def expect(self, tasks: list[int], since: int, lease: Lease | None) -> None:
-        """Take in when tasks that a checkpoint restates come back: those of a lease when it ends."""
+        """Note when tasks that a checkpoint restates come back: at `since`, at which `lease` ends if one holds them."""
         if self.state[tasks[0]] == AVAILABLE:
             for index in tasks:
                 heappush(self._returns, (since, index))

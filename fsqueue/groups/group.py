@@ -179,7 +179,9 @@ class GroupQueues(Selected):
         return GroupDrainCheck([self])()
 
     def drained_proof(self) -> bytes | None:
-        """Return what proves that all of them were drained at one instant: see `Queue.drained_proof`."""
+        """Return a proof that all queues that match were drained at one instant; None if they are not. See
+        `Queue.drained_proof`.
+        """
         return self._proof_of(self)
 
     def _proof_of(self, given: object) -> bytes | None:
@@ -326,7 +328,7 @@ class Group(GroupQueues):
 
     @property
     def id(self) -> str:
-        """Return what tells it from a group made later at the same path."""
+        """Return the group's id. A group that is made later at the same path has another."""
         return self.directory().state.id
 
     def close(self) -> None:
@@ -501,7 +503,7 @@ class Group(GroupQueues):
         return queue
 
     def opener(self) -> Callable[[], Group]:
-        """Return what opens the same group once more, and does not keep this object."""
+        """Return a function that opens the same group once more. It does not keep this object."""
         return partial(_again, self._path, self.worker, self._id)
 
     def delete(self, name: str, *, foreground: bool = False) -> bool:

@@ -134,7 +134,7 @@ class GroupPoll(Poll):
 
 
 class _EndOfGroup:
-    """Whether all queues are drained. If the loop has had tasks, the first "yes" tells the idle workers of it."""
+    """Tell whether all queues are drained. If the loop has had tasks, the first "yes" tells the idle workers of it."""
 
     def __init__(self, is_drained: GroupDrainCheck, source: GroupSource, ahead: Prefetched) -> None:
         self._is_drained, self._source, self._ahead = is_drained, source, ahead

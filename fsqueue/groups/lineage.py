@@ -29,7 +29,7 @@ TASKS_MAX = 100
 LOGS_MAX = 200
 """Maximum number of batches that are read for it, each of them whole."""
 ENDED = ("complete", "fail", "bury", "release", "cancel")
-"""What an update does to a task that it ends, or hands back. It may insert others beside."""
+"""Operations of an update that end a task, or hand it back. The update may insert other tasks beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Relative(AsDict):
     queue: str
     id: str
     op: str
-    """What the update did to it: "insert", "complete", ..."""
+    """Operation of the update on the task: "insert", "complete", ..."""
     at: float
     """When, in Unix seconds."""
     steps: int
@@ -52,7 +52,7 @@ class Relative(AsDict):
 
 @dataclass(frozen=True, slots=True)
 class Lineage(AsDict):
-    """The tasks that a task came of, the nearest first, and those that came of it. What is known, a hint."""
+    """Hold the tasks that a task came of, the nearest first, and those that came of it, as far as known. A hint."""
 
     ancestors: list[Relative]
     successors: list[Relative]
@@ -77,7 +77,7 @@ class _At(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What an update did to one task."""
+    """Tell what an update did to one task."""
 
     at: _At
     number: int

@@ -39,8 +39,8 @@ LIST_S = 1.0
 CHANGED_S = 3.0
 """... after which it is listed once more: two changes within one tick of a clock leave the time as it is."""
 LIST_SHARE = 0.05
-"""At most this part of the time goes into listing a group in which queues come and go all the time, and as much into
-asking for the bells of its queues."""
+"""Maximum part of the time that goes into listing a group in which queues come and go all the time. As much may go into
+reading the bells of its queues."""
 SWEEP_S = 600.0
 """A group is listed after this time in any case, and a queue that was called empty is opened again. (A doorbell is a
 hint, and so is a time.)"""
@@ -62,7 +62,7 @@ HELD_UP_S = 30.0
 
 
 class _Closed:
-    """What is known of a queue that is not open."""
+    """Remember when to look again into a queue that is not open: its bell, and the time at which a task comes due."""
 
     __slots__ = ("bell", "due_at", "mark", "pause_s")
 
@@ -73,15 +73,15 @@ class _Closed:
 
 
 class _OfOne:
-    """What a lessee knows of the queues of one group."""
+    """Remember which queues of one group were listed, are closed, or are to be opened."""
 
     def __init__(self, selected: Selected, clock: Clock) -> None:
         self.selected, self._clock = selected, clock
         self.listed: dict[QueueDirectory, None] = {}
         self.closed: dict[QueueDirectory, _Closed] = {}
-        """Those that were looked into and had nothing. What is neither here nor open was never looked into."""
+        """Queues that were looked into and had nothing. A queue that is neither here nor open was never looked into."""
         self.wanted: OrderedDict[QueueDirectory, None] = OrderedDict()
-        """Those to be opened, in this order."""
+        """Queues that are to be opened, in this order."""
         self._stamp: object = None
         self._look_at = self._list_at = -math.inf
         self._in_turn: list[QueueDirectory] = []
@@ -170,7 +170,7 @@ class _OfOne:
 
 
 class Members:
-    """What a lessee has open of queues and groups. One thread's.
+    """Keep some queues open, given ones and queues of groups, and the watches that poll them. Not thread-safe.
 
     `queues` are open, and `watches` poll them, in the same order. `refresh` changes both in place.
     """
@@ -190,7 +190,7 @@ class Members:
         self._looks_at = -math.inf
         """When to look into further queues (monotonic clock), as long as open ones have tasks."""
         self._before: dict[tuple[int, QueueDirectory], _Closed] = {}
-        """What was known of open queues before they were opened."""
+        """The entries that open queues had in `closed` before they were opened."""
 
     @property
     def is_complete(self) -> bool:

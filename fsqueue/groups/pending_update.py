@@ -33,7 +33,7 @@ NOTHING = "Nothing of the update has happened."
 
 
 class Plan(Protocol):
-    """What an update does in one queue."""
+    """Collect what an update does in one queue."""
 
     @property
     def name(self) -> str:
@@ -60,8 +60,8 @@ class PendingUpdate(ABC, Generic[Q, P]):
 
     def __init__(self) -> None:
         self.results: list[Any] = []
-        """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
-        of `insert_many`, the task of a renewal or a replacement, None of all others."""
+        """Results of the calls, in their order, once the update is applied: a TaskRef for an insert, a list of them for
+        `insert_many`, the task for a renewal or a replacement, None for any other call."""
         self.versions: dict[str, int] = {}
         """The version of each task that it has inserted without a key, by the task's id, once it is applied."""
         self._calls: list[Callable[[_Outcome], Any]] = []
@@ -252,7 +252,7 @@ class PendingUpdate(ABC, Generic[Q, P]):
         if ending.kind not in ("renew", "replace"):
             if isinstance(task, LeasedTask) and ending.kind != "depends":
                 self._ended.append(task)
-            self._calls.append(_nothing)
+            self._calls.append(_no_result)
             return
         place = ending.task.batch, ending.task.index
 
@@ -280,8 +280,8 @@ class PendingUpdate(ABC, Generic[Q, P]):
         return self._plan(queue)
 
 
-def _nothing(outcome: _Outcome) -> None:
-    """Return what a call has brought about that ends a task."""
+def _no_result(outcome: _Outcome) -> None:
+    """Return None: the result of a call that ends a task."""
 
 
 class _Outcome:

@@ -420,7 +420,9 @@ class GroupQueue(Queue):
         return poll
 
     def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
-        """Return a function that tells a loop whether the queue is drained, or was deleted: nothing is left to do then."""
+        """Return a function that tells a loop whether the queue is drained, or was deleted: nothing is left to
+        do then.
+        """
         check: Callable[[], bool] | None = None
 
         def is_over() -> bool:

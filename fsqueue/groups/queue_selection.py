@@ -17,7 +17,7 @@ from fsqueue.storage.queue_file import state_in
 
 
 class Selected:
-    """The queues of a group that are meant, also those that come later. Safe to use from many threads.
+    """Select queues of a group, also those that come later. Safe to use from many threads.
 
     `pattern`: a regular expression for the whole name; None for every name. `names`: these queues alone.
     """
@@ -55,7 +55,7 @@ class Selected:
         return [one for one in found if matches(names.parse_queue_directory(one) or "")]
 
     def stamp(self) -> DirectoryStamp:
-        """Return what changes when a queue of the group comes into being or is deleted. GroupNotFound."""
+        """Return a stamp that changes whenever a queue of the group comes into being or is deleted. GroupNotFound."""
         group = self.group.directory()
         try:
             with resources.Scope():
@@ -64,7 +64,9 @@ class Selected:
             raise from_os_error(error, f"looking at the group {group.path}") from error
 
     def queue_stamp(self, directory: QueueDirectory) -> object:
-        """Return what changes when the queue in a directory comes into being or is closed. GroupNotFound."""
+        """Return a stamp that changes whenever the queue in a directory comes into being or is closed.
+        GroupNotFound.
+        """
         group = self.group.directory()
         try:
             with resources.Scope():

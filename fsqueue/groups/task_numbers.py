@@ -31,7 +31,7 @@ class NumberedInfo:
     token: str | None = None
     """The token of a lease on it that a client's gateway has made."""
     is_plain: bool = False
-    """Whether its payload is text, and it has no priority."""
+    """True if the payload is text, and the task has no priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ class NewNumber:
 
 
 class KnownNumbers:
-    """What a process knows of the numbers of one group. The group keeps it; it does not refer to the group object."""
+    """Keep what a process knows of the numbers of one group. The group keeps this object, which does not refer
+    to it.
+    """
 
     def __init__(self) -> None:
         self.opened: tuple[GroupDirectory, Numbers] | None = None
@@ -149,7 +151,9 @@ class TaskNumbers:
 
     @staticmethod
     def _latest(kept: Numbers, numbers: Sequence[int]) -> dict[int, TaskVersion]:
-        """Return what these numbers name that are the latest of their tasks, as far as files of numbers can tell."""
+        """Return the task versions of those numbers that are the latest of their tasks, as far as files of numbers
+        tell.
+        """
         kept.catch_up()
         found = kept.read(numbers)
         latest = {number: kept.latest(named.key, named.index) for number, named in found.items()}
@@ -165,7 +169,7 @@ class TaskNumbers:
     def _in_batch(
         self, directory: QueueDirectory, identity: QueueId, batch: Batch, those: list[tuple[int, TaskVersion]]
     ) -> dict[int, TaskInfo]:
-        """Return what is known of tasks of a batch; nothing if their queue is gone, or another one has its place."""
+        """Return what a batch tells of its tasks; nothing if their queue is gone, or another one has its place."""
         queue = self._group.opened_queue(directory)
         try:
             if not queue.exists() or queue.store.queue_state.id != identity:

@@ -26,7 +26,7 @@ from fsqueue.storage.store import Store
 
 
 class HasUpdates(Protocol):
-    """The group of an update, as the update knows it."""
+    """Say what an update asks of its group. `Group` has it."""
 
     coordinator: Coordinator
 
