@@ -51,7 +51,8 @@ def _beginning(directory: int, name: str, bytes_max: int) -> bytes | None:
 
 
 def _above(directory: int) -> Iterator[int]:
-    """Yield the directory and those above it, the nearest first. Each is open until the next one is asked for.
+    """Yield an open directory and the directories above it, the nearest first. Each is open until the next one is asked
+    for.
 
     Above the root of a mount is the directory that it is mounted on. If what is mounted there is a directory from
     within a filesystem, those above it in the filesystem follow, too, as far as another mount shows them.

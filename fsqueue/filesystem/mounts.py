@@ -52,7 +52,7 @@ class Mount(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Return whether other hosts may have it mounted, too."""
+        """Return whether other hosts may have the filesystem mounted, too."""
         return self.kind not in LOCAL
 
     @property
@@ -134,7 +134,7 @@ def mount_among(lines: Iterable[str], real: str) -> Mount:
 
 
 def plain(text: str) -> str:
-    """Return a path as it is, of the way in which mountinfo writes it."""
+    """Return a path that mountinfo wrote, with its escapes (octal numbers) replaced."""
     return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), text) if "\\" in text else text
 
 

@@ -130,7 +130,9 @@ class Filesystem(Rooted):
         return fd
 
     def open_append(self, path: str) -> int:
-        """Open for locked appending, by a revalidating open; the file and its directories are made if missing."""
+        """Open a file for locked appending, by a revalidating open. The file and its directories are made if
+        missing.
+        """
         return self.making_room(path, lambda: self.look(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
 
     def create(self, path: str, sync: bool = False) -> int:
@@ -228,7 +230,7 @@ class Filesystem(Rooted):
         self.fsync(fd)
 
     def write_all(self, fd: int, data: bytes | memoryview) -> None:
-        """Write everything, or raise the error that stopped it (part of it may be there then)."""
+        """Write all of `data`, or raise the error that stopped the write: then a part may be in the file."""
         written = self.write(fd, data)
         while written < len(data):
             count = self.write(fd, data[written:])
@@ -378,7 +380,7 @@ class Filesystem(Rooted):
             return []
 
     def rename(self, source: str, target: str) -> bool:
-        """Rename; False if the source (or the target's directory) is not there.
+        """Rename `source` to `target`; False if the source (or the target's directory) is not there.
 
         On NFS the result alone proves nothing: look afterwards. A power loss leaves some filesystems (btrfs) with both
         names of a renaming; to repeat it does nothing (POSIX), so the old name is removed.
@@ -467,7 +469,7 @@ class Filesystem(Rooted):
             return place_of(fd)
 
     def is_directory(self, path: str) -> bool:
-        """Return whether there is a directory (no link to one)."""
+        """Return whether a path is a directory, and no link to one."""
         try:
             return stat.S_ISDIR(self.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -597,7 +599,9 @@ _layer = forked.Layer()
 
 
 def _data_from(fd: int, offset: int) -> int:
-    """Return where the next data of an open file may begin, from `offset` on; its end, if there is none."""
+    """Return the offset at which the next data of an open file may begin, from `offset` on; the end of the file
+    if there is none.
+    """
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:

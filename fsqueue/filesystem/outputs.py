@@ -102,14 +102,14 @@ class KeptFile:
         self._directory, self._fd = directory, -1
 
     def append(self, data: bytes) -> None:
-        """Append to it. OSError."""
+        """Append to the output. OSError."""
         if self._fd < 0:
             self._fd = self._directory.make(self)
         self._directory.used(self)
         write_all(self._fd, data)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file of the output."""
         if self._fd >= 0:
             self._directory.closed(self)
             fd, self._fd = self._fd, -1

@@ -57,7 +57,7 @@ def no_second_python() -> str | None:
 
 
 def _place() -> str | None:
-    """Return where process numbers mean what they mean here: this boot of this kernel, and in it this PID namespace.
+    """Return the place in which process numbers are unique: this boot of this kernel, and in it this PID namespace.
 
     None where /proc does not tell, or shows another namespace's processes.
     """

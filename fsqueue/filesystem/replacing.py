@@ -35,7 +35,8 @@ class OthersLink(PermissionError):
 
 
 def place_of(path: str) -> tuple[int, str]:
-    """Open the directory that has what `path` leads to, or would have it. Return its descriptor, and the name in it.
+    """Open the directory that holds the file to which `path` leads, or would hold it. Return its descriptor, and the
+    name in it.
 
     The name is empty, `.` or `..` if the path ends so. It is no link, or was none when it was looked at. OthersLink;
     OSError.
@@ -105,9 +106,10 @@ class Replaced:
         return os.fdopen(fd, "w+b")  # out here: it closes what it was given, also if it fails
 
     def replace(self, write: Callable[[IO[bytes]], None]) -> None:
-        """Have a file written, and give it the name. One that is there is replaced. If it is this user's, its mode is
-        kept, and its group where the system allows it. If it is another's, the new one allows no more than that did:
-        in a directory where he may write he could choose who reads the new file, and who changes it.
+        """Call a function that writes a new file, and give the file the name. One that is there is replaced. If it is
+        this user's, its mode is kept, and its group where the system allows it. If it is another's, the new one allows
+        no more than that did: in a directory where he may write he could choose who reads the new file, and who changes
+        it.
         """
         before = self.status()
         is_own = before is not None and before.st_uid == os.geteuid()

@@ -51,7 +51,9 @@ class Abandonable(Protocol):
     """A resource that a thread holds for the length of a section: a mutex, or an open log."""
 
     def abandon(self) -> None:
-        """Release it, if this thread has it. An exception may have ended the section at any instruction."""
+        """Release the resource, if this thread has it. An exception may have ended the section at
+        any instruction.
+        """
 
 
 class Fresh(list[int]):

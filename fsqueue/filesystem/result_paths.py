@@ -99,7 +99,7 @@ class ResultFiles:
             _reap(within)
 
     def _open_parent(self) -> tuple[str, int]:
-        """Return the path of the directory that holds the private one, and its descriptor."""
+        """Return the path of the directory that holds the worker's private directory, and a descriptor of it."""
         if self._fs is not None:
             assert self.parent is not None
             self._fs.make_directory(self.parent)

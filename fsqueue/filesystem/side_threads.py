@@ -33,7 +33,7 @@ class SideThread(threading.Thread):
         super().__init__(target=act, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start it. OSError (EAGAIN) if the system allows no further thread; ForkedInCall in a forked child."""
+        """Start the thread. OSError (EAGAIN) if the system allows no further thread; ForkedInCall in a forked child."""
         resources.refuse_the_parents()
         failed: list[BaseException] = []
         is_over = _thread.allocate_lock()
@@ -58,7 +58,9 @@ class SideThread(threading.Thread):
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from failed[0]
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or `timeout` seconds are over. ForkedInCall in a child that was forked meanwhile."""
+        """Wait until the thread has ended, or `timeout` seconds are over. ForkedInCall in a child that was
+        forked meanwhile.
+        """
         now = Clock().monotonic
         until = math.inf if timeout is None else now() + timeout
         while self.is_alive() and (left_s := until - now()) > 0:

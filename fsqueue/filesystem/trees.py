@@ -74,11 +74,11 @@ class OpenTree:
         self._fd = fd
 
     def names(self) -> list[str]:
-        """Return the names in it, unordered."""
+        """Return the names in the tree's directory, unordered."""
         return os.listdir(self._fd)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file right in it; None if there is none, or no regular file by this name."""
+        """Return the content of a file right in the tree's directory; None if there is no regular file of this name."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, dir_fd=self._fd)

@@ -57,7 +57,7 @@ def path_of(group: str, name: DecisionFileName) -> str:
 
 
 def opening(at: int, group: QueueId, worker: dict[str, Any]) -> bytes:
-    """Return the first line: it tells people whose file it is."""
+    """Return the first line of a decision file: it tells people whose file it is."""
     return _line({"op": "decisions", "at": at, "group": group, "worker": worker})
 
 
@@ -72,7 +72,7 @@ def abort(at: int, update: UpdateId) -> bytes:
 
 
 def gone(at: int) -> bytes:
-    """Return the line that retires the file: nothing behind it counts."""
+    """Return the line that retires a decision file: no line behind it counts."""
     return _line({"op": "gone", "at": at})
 
 
@@ -126,7 +126,7 @@ class DecisionState:
         return {update: found.logs for update, found in self.first.items() if found.outcome == "commit"}
 
     def _marks(self, pieces: Sequence[sparse.Piece]) -> list[bytes] | None:
-        """Return of what each line that counts has something in it; None: any line may count.
+        """Return byte strings of which each line that counts has one; None if any line may count.
 
         JSON without a backslash holds each text as it is.
         """
@@ -157,7 +157,9 @@ class DecisionState:
 
 
 def _logs(found: object) -> tuple[LogName, ...] | None:
-    """Return the logs that a `commit` names; None if it names none, or one that cannot be a log of a group's queue."""
+    """Return the logs that a `commit` line names; None if it names none, or one that cannot be a log of a
+    group's queue.
+    """
     if type(found) is not list or not found:
         return None
     logs = [log for one in found if (log := parse_log(one)) is not None]

@@ -541,7 +541,7 @@ def _is_whole(value: object, bits: int) -> bool:
 
 
 def _longer(one: int | None, other: int | None) -> int | None:
-    """Return the larger one of two lengths; None: without a limit."""
+    """Return the larger one of two limits of a length; None stands for no limit."""
     return None if one is None or other is None else max(one, other)
 
 
@@ -688,7 +688,7 @@ class Layout:
         return f"{self.dead_letters}/{shard}.jsonl"
 
     def dead_successor(self, shard: names.Shard, identity: str) -> str:
-        """Return the path of a file that is to replace that of a shard's dead letters."""
+        """Return the path of a file that replaces a shard's file of dead letters once it is whole."""
         return f"{self.dead_letters}/{shard}.{identity}.jsonl"
 
     def settled(self, day: names.Day, shard: names.Shard) -> str:

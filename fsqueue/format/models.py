@@ -73,7 +73,7 @@ class TellsOfTasks(Protocol):
 
     @property
     def store(self) -> Any:
-        """Return what has the clock by which waits for its tasks go."""
+        """Return an object with the clock by which waits for the queue's tasks go."""
 
     def cancel(self, ids: str) -> int:
         """Cancel a task that no worker holds. Return how many were cancelled."""
@@ -435,5 +435,5 @@ class GcReport(AsDict):
 
 
 def _birth(task_id: str) -> float:
-    """Return about when a task was inserted (s): with the first one of its batch."""
+    """Return about when a task was inserted (Unix seconds): when its batch was made."""
     return names.birth_ms(names.parse_task_id(task_id)[0]) / 1000

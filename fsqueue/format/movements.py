@@ -104,7 +104,7 @@ def replacement(
 
 
 def _with_json(made: Record, field: str, value: bytes) -> tuple[Record, bytes]:
-    """Return a record with one more field, and its line, in which that stands as it came."""
+    """Return a record with one more field, and its line. In the line stands `value` as it is: JSON."""
     made[field] = orjson.Fragment(value)
     line = encode(made)
     made[field] = orjson.loads(value)
@@ -112,7 +112,9 @@ def _with_json(made: Record, field: str, value: bytes) -> tuple[Record, bytes]:
 
 
 def insert_line(made: Record, task: bytes) -> bytes:
-    """Return the line of an `insert` record of these fields, and of those of a task's line in a task file."""
+    """Return the line of an `insert` record: the fields in `made`, then those of `task`, a task's line in a
+    task file.
+    """
     return b"%b,%b" % (orjson.dumps(made)[:-1], task[1:])
 
 
@@ -241,7 +243,8 @@ def _at_place_of(index: int, values: list[Any], ranges: Any) -> Any:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line (without its newline); None if it is none, or nests deeper than any record does.
+    """Return the record in a line (without its newline); None if the line is no record, or nests deeper than any
+    record.
 
     A field that nests too deep is left out. The record acts, but no program could pass such a field on.
     """
@@ -273,7 +276,7 @@ _OP, _AT = itemgetter("op"), itemgetter("at")
 
 
 def are_records(found: list[Any]) -> bool:
-    """Return whether `is_record` is true of all these JSON values: ten times as fast as asking it of each."""
+    """Return whether `is_record` is true of all of some JSON values: ten times as fast as a call for each."""
     if set(map(type, found)) != {dict}:
         return not found
     try:

@@ -320,7 +320,7 @@ def fresh(hex16: str) -> str:
 
 
 def is_fresh(name: str) -> bool:
-    """Return whether a name is of that form."""
+    """Return whether a name is one that `fresh` makes."""
     return _FRESH.fullmatch(name) is not None
 
 
@@ -362,7 +362,7 @@ def parse_key_epoch(name: str) -> int | None:
 
 
 def key_digest_of(data: bytes | bytearray) -> KeyDigest:
-    """Return the digest of which these are the bytes."""
+    """Return the digest of a key from its 16 bytes."""
     return KeyDigest(data.hex())
 
 
@@ -422,7 +422,7 @@ def listed_queue_directory(text: str) -> QueueDirectory | None:
 
 
 def listed_queue_directories(texts: Iterable[str]) -> list[QueueDirectory]:
-    """Return those of the names of directories in a group that can be queues' directories, in the same order."""
+    """Return the names among those of a group's directory that a queue's directory can have, in the same order."""
     is_ascii = _ASCII.fullmatch
     found = [
         text
@@ -433,7 +433,7 @@ def listed_queue_directories(texts: Iterable[str]) -> list[QueueDirectory]:
 
 
 def queue_id_of(data: bytes) -> QueueId:
-    """Return the id of a queue of which these are the 8 bytes."""
+    """Return the id of a queue from its 8 bytes."""
     return QueueId(data.hex())
 
 
@@ -565,7 +565,7 @@ def parse_uuid(text: object) -> Uuid | None:
 
 
 def batch_of(data: bytes) -> Batch:
-    """Return the name of the batch of which these are the 16 bytes."""
+    """Return the name of a batch from its 16 bytes."""
     return Batch(data.hex())
 
 

@@ -52,7 +52,7 @@ def is_deeper(data: bytes, levels: int = NESTING_MAX) -> bool:
 
 
 def _has_more(data: bytes, one: bytes, other: bytes, most: int) -> bool:
-    """Return whether there are more than so many of two bytes, without a copy of `data`."""
+    """Return whether two bytes occur in `data` more than a number of times, without a copy of `data`."""
     for byte in (one, other):
         place = data.find(byte)
         while place >= 0 and most >= 0:

@@ -107,7 +107,7 @@ _MEMBER = b',"priority":'
 
 
 def ranks_in_lines(lines: Sequence[bytes], tasks: Iterable[int]) -> dict[int, Rank]:
-    """Return the ranks of those of some tasks that have a priority, by their indices in the lines of a task file.
+    """Return the ranks of the tasks among `tasks` that have a priority, by their indices in the lines of a task file.
 
     It parses only lines of another form than this package writes. Of a damaged line it may tell any rank.
     """

@@ -450,8 +450,8 @@ def _give_back(replay_state: ReplayState, record: Record, offset: int, error: st
 
 
 def _bury(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    """Bury tasks: by their lease or, without one, if no lease holds them. Then the record may name the worker that made
-    the last attempt.
+    """Bury the tasks of a `bury` record: by their lease or, without one, if no lease holds them. Then the record may
+    name the worker that made the last attempt.
     """
     lease, reason, worker = _lease_id(record), _text(record["reason"]), record.get("worker")
     buried = _held_or_free(replay_state, lease, replay_state._tasks(record), at)
@@ -505,7 +505,9 @@ def _revoke(replay_state: ReplayState, record: Record, at: int, offset: int) -> 
 
 
 def _replace(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    """Give a task a new payload: by its lease, which goes on; or, naming the version seen, if it is free."""
+    """Give a task the new payload of a `replace` record. Its lease does that, and goes on; or the record names
+    the version that its author saw, and the task is free.
+    """
     lease, tasks, payload = _lease_id(record), replay_state._tasks(record), record["payload"]
     if len(tasks) != 1:
         raise ValueError
@@ -613,7 +615,7 @@ it raises KeyError, TypeError or ValueError before it changes anything.
 
 
 def _held_back(replay_state: ReplayState, record: Record, at: int, offset: int) -> bool:
-    """Change nothing: the record is in `run`, and its `commit` judges it."""
+    """Change nothing: the record of an update is in `run`, and the update's `commit` judges it."""
     return False
 
 
@@ -632,7 +634,9 @@ def _prepare(replay_state: ReplayState, record: Record, at: int, offset: int) ->
 
 
 def _judge(replay_state: ReplayState, prepared: Prepared, record: Record, at: int, offset: int) -> bool:
-    """Note a record of an update, if it applies to all of its tasks where it stands. Return whether it does."""
+    """Note a prepared record of an update, if it applies to all of its tasks at the place where it stands.
+    Return whether it does.
+    """
     op = record["op"]
     if op == "insert":
         identity, index, available_at, wanted = _inserted(record)
@@ -747,7 +751,7 @@ def _commit_run(run: list[tuple[int, Record]], replay_state: ReplayState, record
 
 
 def _act(replay_state: ReplayState, prepared: Prepared) -> None:
-    """Let records act that were judged, in their order, each as at its own time. Nothing is judged again.
+    """Apply records of an update that were judged, in their order, each at its own time. Nothing is judged again.
 
     What a record needs to apply cannot have changed since, while its tasks were frozen.
     """

@@ -289,7 +289,9 @@ class States:
         return [index for index in tasks if state[index] == AVAILABLE and since[index] == at]
 
     def charged(self, index: int) -> int:
-        """Return how many attempts at a task are charged, including an expired lease of this task alone."""
+        """Return how many attempts at a task the next lease finds charged. A lease that ran out counts if its
+        call held this task alone.
+        """
         holder = self.holder[index] if self.state[index] == LEASED else None
         return self.attempts[index] + (1 if holder is not None and holder.is_alone else 0)
 
@@ -553,7 +555,9 @@ class States:
         return chosen, spent, aside, False
 
     def may_be_taken(self, index: int, at: int, margin: int) -> bool:
-        """Return whether a task may be leased at `at`. A lease that has run out holds its task for `margin` ms more."""
+        """Return whether a task may be leased at `at`. A lease that has run out holds its task a little longer:
+        see `choose`.
+        """
         if self.frozen and index in self.frozen:
             return False
         if self.state[index] == AVAILABLE:
@@ -678,7 +682,9 @@ class States:
         return index not in self.frozen or index in self.shared
 
     def thaw(self, prepared: Prepared) -> None:
-        """Let other records change these tasks again: of those on which others depend, once the last one is decided."""
+        """Let other records change tasks of a decided update again. A task on which several updates depend
+        stays frozen until the last of them is decided.
+        """
         for index in prepared.tasks:
             self.frozen.pop(index, None)
             sharing = self.shared.get(index)
@@ -717,8 +723,8 @@ class States:
         return None
 
     def bring(self, at: int, index: int, available_at: int, offset: int, priority: Priority | None) -> None:
-        """Give a reserved index its task. `choose` may have passed the index, and finds the task as one that has come
-        back.
+        """Add the task of a committed insert at the index that was reserved for it. `choose` may have passed the index,
+        and finds the task as one that has come back.
         """
         if priority is not None:
             self.rank_tasks({})
@@ -852,7 +858,7 @@ class States:
         self.rank_changed()  # those of a task file are learned from there, and these count more
 
     def _ends_at(self, until: int, lease: Lease) -> bool:
-        """Return whether a lease still holds a task that it was to hold until then, and no longer."""
+        """Return whether a lease that ends at `until` still holds a task until then."""
         for index in lease.tasks:
             if self.state[index] == LEASED and self.holder[index] is lease and self.since[index] <= until:
                 return True
@@ -896,7 +902,9 @@ class States:
                 self.priorities.pop(index, None)
 
     def _expire(self, index: int) -> None:
-        """Charge the lease that ran out on a task, if there is one: its only task, or from now on each alone."""
+        """If the lease of a task ran out, charge an attempt. If the lease held several tasks, charge none, and
+        lease each alone from now on.
+        """
         holder = self.holder[index]
         if self.state[index] == LEASED and holder is not None:
             if holder.is_alone:

@@ -93,7 +93,7 @@ class GroupStatus:
     lost: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
+        """Return the status as a dict, ready for JSON."""
         return {
             **self.status.as_dict(),
             "activity": self.activity.as_dict(),
@@ -119,7 +119,8 @@ class GroupQueues(Selected):
         return type(self), (self.group, self.pattern, self.names)
 
     def queues(self, pattern: str | None = None, tasks_min: int = 1) -> Iterator[GroupQueue]:
-        """Yield those with at least `tasks_min` unfinished tasks, by name. 0: also the empty ones, by one listing.
+        """Yield the queues that match and have at least `tasks_min` unfinished tasks, by name. 0: also the empty ones,
+        by one listing.
 
         `pattern`: only those whose whole names match this regular expression, too. A hint. Above 0, it reads in each
         queue the names of the task files, and the logs of its open batches; strays are left out then.
@@ -146,7 +147,7 @@ class GroupQueues(Selected):
                 yield queue
 
     def status(self, pattern: str | None = None, *, exact: bool = True, window_s: float | None = None) -> GroupStatus:
-        """Return counts, rates and durations over all of them, and the counts of each that ever had a task.
+        """Return counts, rates and durations over all queues that match, and the counts of each that ever had a task.
 
         `pattern`: only those whose whole names match this regular expression, too. `exact` and `window_s`: see
         `Queue.status` and `Queue.activity`; without `exact`, no activity is read. It opens each queue. What is read
@@ -245,7 +246,9 @@ class GroupQueues(Selected):
         errors: Errors = "record",
         stop_after_failures: int | None = None,
     ) -> Poll:
-        """Return an iterator over leased tasks of all of them, until all are drained or for ever: see `Queue.poll`."""
+        """Return an iterator over leased tasks of all queues that match, until all are drained or for ever: see
+        `Queue.poll`.
+        """
         check_loop(prefetch, until, errors, stop_after_failures)
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
         return GroupPoll([self], lease_ms, prefetch, until, errors, stop_after_failures)
@@ -313,7 +316,7 @@ class Group(GroupQueues):
 
     @property
     def numbers(self) -> TaskNumbers:
-        """Return the numbers that are ids of its tasks, for clients of taskstore."""
+        """Return the numbers that are ids of the group's tasks, for clients of taskstore."""
         return task_numbers.TaskNumbers(self, self._numbers)
 
     @property
@@ -323,7 +326,7 @@ class Group(GroupQueues):
 
     @property
     def settings(self) -> Settings:
-        """Return the settings that its queues begin with."""
+        """Return the settings with which the group's queues begin."""
         return self.directory().state.settings
 
     @property
@@ -332,7 +335,9 @@ class Group(GroupQueues):
         return self.directory().state.id
 
     def close(self) -> None:
-        """Close its directory, and each of its queues that is open. Leases go on; the group may be used again."""
+        """Close the group's directory, and each of its queues that is open. Leases go on; the group may be used
+        again.
+        """
         with resources.Scope(), self._opening:
             opened, self._opened, self._kept, self._numbers = self._opened, None, {}, task_numbers.KnownNumbers()
             queues = self._open_queues.living()
@@ -379,7 +384,7 @@ class Group(GroupQueues):
         return GroupQueues(self, pattern)
 
     def update(self) -> Update:
-        """Return an update: changes to tasks of its queues that happen all together, or not at all.
+        """Return an update: changes to tasks of the group's queues that happen all together, or not at all.
 
             with group.update() as update:
                 update.complete(task)
@@ -432,7 +437,7 @@ class Group(GroupQueues):
         return made
 
     def barriers(self) -> list[Barrier]:
-        """Return its barriers, the oldest first: those that wait, and those that have ended within a week."""
+        """Return the group's barriers, the oldest first: those that wait, and those that have ended within a week."""
         self.pass_barriers(at_once=True)
         return barriers.all_of(self)
 

@@ -133,7 +133,7 @@ class Search:
                 yield update, list(self._parts(at, update, record.get("file")))
 
     def _parts(self, at: _At, update: str, file: object) -> Iterator[_Found]:
-        """Yield what an update did, in all of its logs."""
+        """Yield what an update did to each task, in all of its logs."""
         for place, generation in self._logs(at, update, file):
             for record in self._of(place, generation):
                 if record.get("update") == update:

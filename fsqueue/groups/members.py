@@ -217,7 +217,7 @@ class Members:
         return max(0.0, due - now)
 
     def refresh(self) -> bool:
-        """Open queues that may have tasks, in place of such as have none. Return whether `queues` has changed."""
+        """Open queues that may have tasks, in place of queues that have none. Return whether `queues` has changed."""
         is_changed = self._drop_gone()
         for place, group in enumerate(self._groups):
             self.asked_source = group.selected

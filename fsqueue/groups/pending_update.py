@@ -43,7 +43,7 @@ class Plan(Protocol):
         """Add a task to insert. Of several with one key, the first one counts."""
 
     def add_change(self, change: TaskChange, /) -> None:
-        """Add a change of a task that is there."""
+        """Add a change of an existing task."""
 
 
 P = TypeVar("P", bound=Plan)
@@ -190,7 +190,8 @@ class PendingUpdate(ABC, Generic[Q, P]):
     # -- to do it ----------------------------------------------------------------------------------
 
     def apply(self, timeout_s: float = 30) -> list[Any]:
-        """Let all of it happen, durably, and return `results`. It waits up to `timeout_s` for others in the way.
+        """Apply all changes of the update, durably, and return `results`. It waits up to `timeout_s` for others in the
+        way.
 
         UpdateConflict, GroupNotFound: nothing has happened. StorageError with `advice`: nobody knows whether it has.
         StorageFull and others: nothing has happened, or the text says so. An update may be applied once.
@@ -227,11 +228,11 @@ class PendingUpdate(ABC, Generic[Q, P]):
 
     @abstractmethod
     def _carry_out(self, timeout_s: float) -> Applied:
-        """Let all of it happen. Return what it has brought about; errors as of `apply`."""
+        """Apply all changes of the update. Return what it has brought about; errors as of `apply`."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop what was to be done, with the payloads in it, and all that refers back to this update."""
+        """Forget the planned changes, with their payloads, and all that refers back to this update."""
 
     # -- the guards --------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class HasQueues(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Return the settings that its queues begin with."""
+        """Return the settings with which the group's queues begin."""
 
     def directory(self) -> GroupDirectory:
         """Return the open group. GroupNotFound if it is not in its place, or another one is."""
@@ -177,7 +177,7 @@ class GroupQueue(Queue):
 
     @property
     def directory(self) -> names.QueueDirectory:
-        """Return the name of its directory in the group."""
+        """Return the name of the queue's directory in the group."""
         return self._directory
 
     @property
@@ -192,7 +192,7 @@ class GroupQueue(Queue):
 
     @property
     def generation(self) -> int:
-        """Return which generation it is in: each purge begins the next."""
+        """Return the number of the queue's generation: each purge begins the next."""
         return self.store.queue_state.generation if self._has_looked() else 1
 
     @property
@@ -211,11 +211,13 @@ class GroupQueue(Queue):
         return f"{self.group.path}/{self.name}"
 
     def exists(self) -> bool:
-        """Return whether it has come into being, and was not deleted since."""
+        """Return whether the queue has come into being, and was not deleted since."""
         return self._has_looked(lambda: self.store.refresh(now=True))
 
     def _has_looked(self, look: Callable[[], object] | None = None) -> bool:
-        """Return whether it is there, once `queue.jsonl` was read anew if it has changed, or `look` was called."""
+        """Return whether the queue is there, once `queue.jsonl` was read anew if it has changed, or `look` was
+        called.
+        """
         if self._opens():
             try:
                 with resources.Scope():
@@ -246,7 +248,7 @@ class GroupQueue(Queue):
     # -- open, and come into being --------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Open it, and prove that it is this group's. QueueNotFound, NotAQueue, GroupNotFound."""
+        """Open the queue, and prove that it is this group's. QueueNotFound, NotAQueue, GroupNotFound."""
         with resources.Scope(), self._opening:
             if "store" in self.__dict__:
                 return
@@ -292,7 +294,7 @@ class GroupQueue(Queue):
                 self.__dict__.pop(one, None)
 
     def _why_gone(self, error: QueueNotFound) -> FsqueueError:
-        """Return what to raise if the queue is not there: GroupNotFound if it is gone with its group.
+        """Return the error for a queue that is not there: GroupNotFound if it is gone with its group.
 
         Then the queue is let go of: if the group comes back, it is opened anew.
         """
@@ -309,7 +311,7 @@ class GroupQueue(Queue):
         return error
 
     def _lost_with_it(self, error: QueueNotFound, tasks: Iterable[LeasedTask]) -> FsqueueError:
-        """Return what is raised for leases of a queue that is gone: GroupNotFound if it is gone with its group.
+        """Return the error for leases of a queue that is gone: GroupNotFound if it is gone with its group.
 
         One that is not in its group, which is in its place, was deleted.
         """
@@ -319,7 +321,7 @@ class GroupQueue(Queue):
         return losses.of_deleted(tasks)
 
     def _open_and_verify(self) -> None:
-        """Open it, anew if it was deleted meanwhile. QueueNotFound: there is none, and none is made."""
+        """Open the queue, anew if it was deleted meanwhile. QueueNotFound: there is none, and none is made."""
         try:
             self.store.verify()
         except QueueNotFound:

@@ -33,11 +33,11 @@ class Selected:
 
     @property
     def group(self) -> HasQueues:
-        """Return the group in which they are."""
+        """Return the group of the selected queues."""
         return self._group
 
     def directories(self) -> list[QueueDirectory]:
-        """Return the directories that are meant and are there, unordered, by one listing of the group.
+        """Return the directories of the selected queues that are there, unordered, by one listing of the group.
 
         Not all of them need to hold a queue: one may just be coming into being, or be a stray. GroupNotFound.
         """
@@ -79,7 +79,7 @@ class Selected:
         return listed_queue(self.group, directory)
 
     def states(self, strays: list[NotAQueue] | None = None) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Yield the path of each queue, with its id and generation. Those that cannot be read are left out.
+        """Yield the path of each selected queue, with its id and generation. Those that cannot be read are left out.
 
         `strays`: gets the errors of queues and groups that were moved into this group. GroupNotFound.
         """

@@ -67,7 +67,7 @@ class TaskNumbers:
         self._group, self._known = group, known
 
     def give(self, tasks: Sequence[NewNumber]) -> list[NumberedInfo]:
-        """Return the number of each of these tasks of the group, in the version in which it was seen.
+        """Return the numbers of tasks of the group, each in the version in which it was seen.
 
         A version without one gets the next. A leased or delayed task of a known owner gets a new number if the present
         one names another owner, or none: the process that gave it may not have known the owner. The answer tells owner
@@ -82,7 +82,7 @@ class TaskNumbers:
         ]
 
     def ended_by(self, task: LeasedTask, numbers: Sequence[int]) -> list[int]:
-        """Return those of these numbers that named a leased task until this very lease ended them.
+        """Return the numbers among `numbers` that named a leased task until this very lease ended them.
 
         Call it before the task gets its next number. Truth, unless the task's log is gone: then the list is empty.
         """

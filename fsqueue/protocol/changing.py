@@ -38,7 +38,9 @@ class NewValues(NamedTuple):
 
 
 def begin(store: Store, values: NewValues) -> None:
-    """Make it known that tasks have priorities, before the first one gets one: workers compare them from then on."""
+    """Write into `queue.jsonl` that tasks have priorities, before the first task gets one: workers compare them
+    from then on.
+    """
     queue_changes.mark_ordered(store, values.rank)
 
 

@@ -68,7 +68,8 @@ def _buried(prepared: Prepared) -> list[int]:
 
 
 def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: float) -> bool:
-    """Ask what is decided about these updates, and append that to the batch's log. Return whether all are decided.
+    """Ask for the decisions about some updates, and append their outcomes to the batch's log. Return whether all are
+    decided.
 
     Decide against those that are old. Call it while no log is locked; it waits for the log's lock as `LockedBatch`
     does. LockTimeout; OutOfGroup if the queue was moved out of its group; OSError if a decision cannot be read.
@@ -94,12 +95,13 @@ def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: floa
 
 
 def _is_left(each: Undecided, decided: Mapping[UpdateId, Decision]) -> bool:
-    """Return whether an update was committed long ago: its process has died, or is held up."""
+    """Return whether an update was committed so long ago that its process must have died, or is held up."""
     return each.is_old and each.update in decided and decided[each.update].outcome == "commit"
 
 
 def _give_others(store: Store, batch: Batch, committed: Mapping[UpdateId, Decision]) -> None:
-    """Give the outcomes to the other logs that these commits name: no worker may be looking at them.
+    """Append the outcomes of committed updates to the other logs that the commits name: no worker may be looking at
+    those.
 
     What fails is left to the next process that meets the records.
     """
@@ -192,7 +194,7 @@ class DecisionWait:
         return max(LEAST_WAIT_S, self._until - self._store.clock.monotonic()) if self._is_patient else 0.0
 
     def out(self, wanted: Sequence[Undecided]) -> None:
-        """Get these updates decided, or pause before the next look. TaskFrozen once the time is over."""
+        """Get some updates decided, or pause before the next look. TaskFrozen once the time is over."""
         store, clock = self._store, self._store.clock
         if decide(store, self._batch, wanted, self.wait_s):
             return

@@ -170,7 +170,7 @@ class KeyedInserter:
         raise StorageError(f"The files of keys of {store.path} were moved or removed by others again and again.")
 
     def _living(self, key_file: KeyFile, key: str, wait_s: float, ended: Collection[str] | None = None) -> str | None:
-        """Return the id of the task that has the key; None if it is free. _Moved: its file had grown too long.
+        """Return the id of the task that has a key; None if the key is free. _Moved: its file had grown too long.
 
         TaskEnded: as of `insert`.
         """
@@ -226,9 +226,9 @@ class Claims:
         """Up to where this process knows the logs of some batches to be on disk: the end of a line."""
 
     def living(self, layout: Layout, claim: KeyClaim, wait_s: float = journals.LOCK_TIMEOUT_S) -> str | None:
-        """Return the id of the task that a claim names, durably inserted, if it lives.
+        """Return the id of the task that a claim names, once its insert is durable; None if it does not live.
 
-        None: it does not, and never will again, a power loss included. Call it under the lock of the key's file.
+        None: the task will never live again, a power loss included. Call it under the lock of the key's file.
 
         A task lives also while an update that is not decided completes it: nobody waits for that. Otherwise two pages
         that link to each other would wait for each other. One that such an update inserts is neither there nor not: the
@@ -249,8 +249,8 @@ class Claims:
                 waiting.out(wanted)
 
     def _look_at(self, prepared: _Prepared, batch: Batch, wait_s: float) -> None:
-        """Give a batch the outcome of an update that changes the task, if it is decided. Readers of the queue see it
-        already, and the key may be free.
+        """Append the outcome of an update that changes the claimed task to the log of its batch, if there is a
+        decision. Readers of the queue see it already, and the key may be free.
         """
         if prepared.file is not None:
             wanted = Undecided(prepared.update, prepared.file, False, 0, prepared.beside)
@@ -306,8 +306,9 @@ class Claims:
     def _in_open_log(
         self, layout: Layout, batch: Batch, identity: str, passed: Collection[UpdateId]
     ) -> tuple[int | None, int, int] | None:
-        """Return the index of the task, if it lives, by the log that this process keeps open. It is replayed once, and
-        not once a key. With it: where the task's record begins or a line behind it, and where the log ends.
+        """Return the index of the claimed task from the log that this process keeps open; None unless the task has no
+        outcome. It is replayed once, and not once a key. With it: where the task's record begins or a line behind it,
+        and where the log ends.
 
         None: read the log without its lock. Another process may have that, and is not waited for: it may be stopped.
         Or an update that is not decided inserts or changes the task.

@@ -18,8 +18,8 @@ class NamedLeaser(Leaser):
     _named: Mapping[Batch, list[int]]
 
     def lease_named(self, named: Mapping[Batch, list[int]], lease_ms: int | None) -> list[LeasedTask]:
-        """Return the tasks that could be leased, of those at these places of batches. [] in a paused queue, or where
-        its limits allow no more.
+        """Lease the tasks at some places of batches, and return those that could be leased. [] in a paused queue, or
+        where its limits allow no more.
 
         Tasks are left out that are not available now: not due, held by a worker, ended, or not there. So are those of a
         batch that stays locked for `BUSY_WAIT_S`, or that an undecided update holds for as long. A task that must go

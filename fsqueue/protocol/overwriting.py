@@ -28,7 +28,8 @@ from fsqueue.storage.store import Store
 
 
 def begin(store: Store, record: Record) -> Record:
-    """Begin a generation with what a record names, unless its name was committed; return the record that counts.
+    """Begin a generation with the tasks of a record, unless a commit of its name was decided. Return the decided
+    record.
 
     CommitLost: what was staged is gone, also because the queue was purged or overwritten by another meanwhile. After an
     OSError nothing has begun.

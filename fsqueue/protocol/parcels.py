@@ -38,7 +38,7 @@ class Destination(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the path of that queue, as the holder's name has it: whole, however long."""
+        """Return the path of the destination, as the holder's name has it: whole, however long."""
         return self.title.removeprefix(MOVES)
 
 
@@ -53,7 +53,7 @@ class Parcel(NamedTuple):
 
     @property
     def commit(self) -> str:
-        """Return the name under which the destination takes them, once."""
+        """Return the name of the commit by which the destination takes a parcel's tasks once."""
         return f"mv-{self.batch}-{self.lease}"
 
 
@@ -156,7 +156,7 @@ def tasks(store: Store, parcel: Parcel) -> list[Task] | None:
 
 
 def end(store: Store, parcel: Parcel) -> int:
-    """Cancel what a parcel holds: the destination has it. Return how many tasks."""
+    """Cancel the tasks that a parcel holds: the destination has them. Return how many tasks."""
 
     def act(locked: LockedBatch) -> int:
         held = _held(locked.replay_state, parcel.lease)

@@ -447,7 +447,7 @@ class RandomSelection(Selection):
     """Heads in no order: for lessees that any task will do, and that are not to meet at the same ones."""
 
     def keep_up(self, now: int, every: bool = False) -> None:
-        """Begin anew after a second, so that what was inserted meanwhile has its chance."""
+        """Begin anew after a second, so that tasks that were inserted meanwhile may be chosen, too."""
         if self._listed_at + LISTING_S < self.store.clock.monotonic():
             self.sweep()
 

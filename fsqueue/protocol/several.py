@@ -67,7 +67,9 @@ class Watch:
         return self._explained(lambda: self._idle_poller.promise(is_anew))
 
     def take(self, n: int, bound: Rank) -> list[LeasedTask]:
-        """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
+        """Lease up to `n` tasks that seem to be there, none less urgent than `bound`. [] proves nothing. []
+        proves nothing.
+        """
         return self._explained(lambda: self._idle_poller.take(n, bound))
 
     def _explained(self, act: Callable[[], T]) -> T:
@@ -137,13 +139,13 @@ class Several:
         return min((watch.due_s() for watch in self._watches), default=math.inf)
 
     def change(self, watches: Sequence[Watch]) -> None:
-        """Ask these from now on: those that it had in the order in which they take turns, then the others."""
+        """Ask some queues from now on. Those that were asked before keep their turns, and the others follow."""
         self._forget()
         had = [watch for watch in self._watches if watch in watches]
         self._watches = had + [watch for watch in watches if watch not in had]
 
     def _take(self, held: list[LeasedTask], n: int) -> None:
-        """Add tasks that seem to be there, the most urgent first.
+        """Lease tasks that seem to be there, the most urgent first, and add them to `held`.
 
         A file's name may promise a more urgent task than its batch has left. Then its queue gives nothing within the
         bound, and knows better from then on. It is compared with the others again, and none of them gives a task that
@@ -239,7 +241,7 @@ class Several:
         return found
 
     def _leave_out(self, watch: Watch) -> None:
-        """Ask this one no more: its queue is gone."""
+        """Leave out a source whose queue is gone."""
         self._watches.remove(watch)
         for about in (self._promised, self._unknown, self._tried):
             about.pop(watch, None)

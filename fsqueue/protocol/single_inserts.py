@@ -711,7 +711,9 @@ class _LogSyncer:
         forks.register(self, _LogSyncer.close)
 
     def open(self, batch: Batch) -> None:
-        """Open a batch's log, before it is written: the system tells of a failed write only what was open by then."""
+        """Open a batch's log before it is written: a sync reports a failed write only to a descriptor that was
+        open by then.
+        """
         log = self._log
         if (log is None or log.batch != batch) and self._store.sync_inserts and not self._store.fs.shared:
             self._log = _OpenLog(self._store, batch)

@@ -333,7 +333,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
 
 
 def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
-    """Put tasks back, uncharged."""
+    """Put tasks back, uncharged, available after `delay_ms` milliseconds."""
     losses, work = Losses(), worktimes.measure_work(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:

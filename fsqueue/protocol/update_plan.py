@@ -101,7 +101,7 @@ class QueuePlan:
         """The bytes of the longest task, or new payload, that the update brings."""
 
     def add_change(self, change: TaskChange) -> None:
-        """Add a change of a task that is there."""
+        """Add a change of an existing task."""
         self.endings.setdefault(change.task.batch, []).append(change)
         if change.kind in RETURNS:
             self.makes_available = True
@@ -169,7 +169,7 @@ class Applied:
             self.new_versions[identity] = version
 
     def note_version(self, batch: Batch, offset: int, record: dict[str, Any]) -> None:
-        """Note the version that a `replace` gives its task; nothing of any other record."""
+        """Note the version that a `replace` record gives its task. Any other record is passed over."""
         if record["op"] == "replace":
             self.versions[batch, record["tasks"][0][0]] = offset
 
@@ -248,8 +248,9 @@ class Conflicts:
 
 
 def _may_be_changed(replay_state: ReplayState, ending: TaskChange, at: int) -> bool:
-    """Return whether the lease of a task holds; of one that was seen, whether it still is so. To be changed, that one
-    must be free. To be depended on, it must have no outcome.
+    """Return whether an update may change a task: its lease holds, or the task is still as the update saw it.
+
+    A task that was seen must be free to be changed. To be depended on, it must have no outcome.
 
     A lease that has run out may still complete its task. So the payload is not replaced under it: the worker would
     complete the old one, and the new one would never be executed. A cancellation ends the lease.

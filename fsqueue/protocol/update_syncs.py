@@ -42,7 +42,8 @@ class LogSyncs:
         """Logs, and whether the names of their task files are on disk, too."""
 
     def sync(self, logs: Sequence[tuple[LogSync, bool, bool]]) -> None:
-        """Make logs durable, all at once, and then the names that lead to them. OSError: one of them may not be.
+        """Sync some logs, all at once, and then the directories whose names lead to them. OSError: one of them may not
+        be.
 
         With each log: whether inserts were appended to it, and whether its task file was renamed for them.
         """

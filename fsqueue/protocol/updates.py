@@ -507,7 +507,9 @@ class _Try:
     # -- 3. and 4. look, sync ----------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Ask each queue whether it still is in the generation in which its records are, and in the group."""
+        """Ask each queue of an update whether it is still in the generation that has the update's records, and
+        in the group.
+        """
         for opened in self._queues:
             store = opened.store
             try:

@@ -90,7 +90,7 @@ class IdlePoller:
         return got
 
     def _look_into(self, due: list[str], n: int) -> list[LeasedTask]:
-        """Lease what has come due in these shards. A strict look compares it with what all shards have."""
+        """Lease tasks that have come due in some shards. A strict look compares it with what all shards have."""
         if self._strict:
             return self._leaser.lease(n, self._lease_ms, True, self._up_to)
         return self._leaser.from_shards(due, n, self._lease_ms, self._up_to)
@@ -111,7 +111,9 @@ class IdlePoller:
         return leaser.promise(self._up_to, is_anew)
 
     def take(self, n: int, bound: Rank) -> list[LeasedTask]:
-        """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
+        """Lease up to `n` tasks that seem to be there, none less urgent than `bound`. [] proves nothing. []
+        proves nothing.
+        """
         if self._up_to is not None:
             bound = min(bound, self._up_to)
         got = self._leaser.lease_seen(n, self._lease_ms, bound)
@@ -202,7 +204,7 @@ class TaskSource(Protocol):
 
     @property
     def stores(self) -> Sequence[Store]:
-        """Return the open queues of those that are looked at. A notification in one of them ends a pause."""
+        """Return the open queues of a source. A notification in one of them ends a pause."""
 
     @property
     def is_deaf(self) -> bool:

@@ -54,7 +54,7 @@ class Bells:
         self._view = _View(b"", -math.inf, math.inf, {})
 
     def ring(self, bell: int) -> None:
-        """Tell that the doorbell of a queue was rung, if the file is there."""
+        """Change the bell of a queue, whose doorbell was rung, if the bell's file is there."""
         with suppress(OSError):
             self._fs.overwrite_at(self._path, self._entropy.bytes16()[:BELL_BYTES], bell * BELL_BYTES)
 
@@ -143,12 +143,12 @@ class GroupDoorbell(RingingDoorbell):
         return value
 
     def forget(self) -> None:
-        """Read the doorbell itself the next time: it was heard, or its queue may be gone."""
+        """Make the next `read` read the doorbell's file: the doorbell was heard, or its queue may be gone."""
         self._known = _UNKNOWN
 
 
 def make(fs: Filesystem, group: str) -> None:
-    """Make the file if it is missing or too short. What cannot be made is done without."""
+    """Make a group's file of bells if it is missing or too short. What cannot be made is done without."""
     path = bells_file(group)
     with suppress(OSError):
         if not fs.exists(path) or fs.size_on_server(path) < BELLS_BYTES:

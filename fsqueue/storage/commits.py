@@ -225,7 +225,7 @@ def waiting(store: Store, strict: bool = False) -> dict[Batch, TaskFileName]:
 def staged(
     store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: Iterable[Part]
 ) -> list[TaskFileName]:
-    """Return the files of these parts that a listing of their attempt shows.
+    """Return the files of some parts that a listing of their attempt shows.
 
     HiddenTasks if something else has the place of its directory: else what it holds would count as published.
     """
@@ -262,7 +262,7 @@ def withdraw(store: Store, layout: Layout, identity: Uuid) -> None:
 
 
 def decide(store: Store, layout: Layout, record: Record) -> Record:
-    """Make a record the one that counts, unless its name has one. Return the one that counts.
+    """Decide for a record, unless another record was decided for its name. Return the one that counts.
 
     Whatever went wrong, the content of `commits/NAME.json` decides. If there is none, the ballot and then the proposal
     are unlinked before the last look: a link that arrives late would otherwise decide after it.
@@ -336,7 +336,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
 
 
 def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
-    """Make sure that all is there that a record names of an attempt. CommitLost if not; QueueNotFound.
+    """Prove that all files are there that a record names of an attempt. CommitLost if not; QueueNotFound.
 
     Under the attempt's lock, which `locks` gives back.
     """
@@ -351,7 +351,7 @@ def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts
 
 
 def _prove(store: Store, layout: Layout, record: Record) -> None:
-    """Make sure that all is there that a proposed record names. CommitLost if not.
+    """Prove that all files are there that a proposed record names. CommitLost if not.
 
     A process that reaps an attempt has its lock, and looks for proposals under it. So what was there then stays, as
     long as the proposal does.
@@ -405,7 +405,8 @@ def apply_pending(store: Store, strict: bool = False) -> int:
 
 
 def apply(store: Store, layout: Layout, record: Record) -> None:
-    """Publish what a decided record names and is still staged, clear up after it, and notify. Harmless to repeat.
+    """Publish the files of a decided record that are still staged, clear up after it, and notify workers. Harmless to
+    repeat.
 
     Any number of processes may be at it at once: each file is renamed from and to names that no other ever has.
     Nothing happens if the queue was purged meanwhile.

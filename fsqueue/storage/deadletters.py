@@ -222,7 +222,7 @@ def _latest(file: journals.Journal, bytes_max: int) -> tuple[Iterable[DeadLetter
 
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:
-    """Return the letter of one task, if there is one."""
+    """Return the dead letter of one task; None if there is none."""
     found = letters(store, store.layout.shard(names.parse_task_id(task_id)[0]))
     return next((letter for letter in found if letter.id == task_id), None)
 
@@ -273,7 +273,9 @@ def _settled(store: Store, batch: Batch) -> Iterator[dict[str, Any]]:
 
 
 def _settling(store: Store, batch: Batch, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-    """Return the first `retried` or `purged` line that is wanted, of those of a batch's shard since its birth."""
+    """Return the first `retried` or `purged` line that is wanted, among the lines of a batch's shard since the
+    batch was made.
+    """
     return next(filter(is_wanted, _settled(store, batch)), None)
 
 
@@ -313,7 +315,7 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
 
 
 def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
-    """Throw letters away; they leave *inserted*, too. Returns how many."""
+    """Remove dead letters for good. Their tasks do not count as inserted any more, either. Returns how many."""
 
     def act(layout: Layout, file: journals.Journal, part: list[EndedTask]) -> None:
         file.append(retrying.settled_line(store, "purged", part), store.sync_inserts)
@@ -386,7 +388,9 @@ def _settle(
 
 
 def _give_back(store: Store, layout: Layout, shard: Shard, file: letter_files.LetterFile) -> int:
-    """Give back what was settled of a locked file, if that is worth it. What fails is told, and is left to upkeep."""
+    """Replace a locked file of letters by one without the settled letters, if that is worth it. What fails is
+    told, and is left to upkeep.
+    """
     try:
         return letter_files.give_back(store, layout, shard, file)
     except FileNotFoundError:

@@ -157,7 +157,7 @@ def ask_all(store: Store, asked: Iterable[DecisionRequest]) -> dict[UpdateId, De
 
 
 def _ask_further(store: Store, group: GroupDirectory, asked: DecisionRequest, is_over: bool) -> Decision | None:
-    """Return the decision about an update of which its file says nothing. Decide against it, if nothing is.
+    """Return the decision about an update that is not in its decision file yet. If there is none, decide against it.
 
     The file may be an older one, from a backup, or be lost. So the log in which the update was prepared first is asked
     before: outcomes are given in that order. A `commit` there was decided; an `abort` here would leave half of it.
@@ -442,7 +442,9 @@ class OwnDecisionFile:
             let_out(error)  # any other one is told by `vote`
 
     def _leave(self) -> None:
-        """Use the file no more: what this process knows of it cannot be trusted. The caller holds the file's mutex."""
+        """Stop using a decision file: what this process knows of it cannot be trusted. The caller holds the
+        file's mutex.
+        """
         self.is_left, self._opened = True, None
 
     def abandon(self) -> None:

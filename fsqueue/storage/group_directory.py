@@ -130,7 +130,7 @@ class GroupDirectory:
         return True
 
     def _read(self) -> tuple[Stamp, GroupState]:
-        """Return the group's file, and what tells it from every other file that may come to its path."""
+        """Return the content of the group's file, and the identity of that file."""
         try:
             stamp, pieces = self.fs.read_stamped(group_file(self.path))
         except OSError as error:
@@ -434,7 +434,8 @@ def is_group(path: str, refuses_strays: bool = False) -> bool:
 
 
 def _is_there_after_all(path: str) -> bool:
-    """Return whether a directory is there that seemed missing. It asks the file server for each on the way.
+    """Return whether a directory is there after all, though it seemed missing. It asks the file server for each on the
+    way.
 
     An NFS client may call a directory missing for up to a minute after another host has made it. A group would count as
     drained while tasks are in it.

@@ -57,7 +57,7 @@ def proven(group: GroupDirectory, directory: QueueDirectory, own: Store) -> Stor
 
 @contextmanager
 def opened(group: GroupDirectory, name: LogName, own: Store) -> Iterator[Store | None]:
-    """Open the queue in which a log is, for the length of a block; `own` if it is that one. None if the log's
+    """Open the queue that has a log, for the length of a block. If that is `own`, yield `own`. None if the log's
     generation is not the present one, or the queue is not in its place. Errors as of `state_of` and `Store`.
     """
     if own.path == group.path_of(name.directory):

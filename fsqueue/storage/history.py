@@ -34,7 +34,8 @@ lock."""
 
 
 def keep(locked: LockedBatch, at: int, timeout_s: float, tasks: bytes = b"") -> None:
-    """Append the batch's records, and `tasks`, the lines of its task file. Readers drop a repeat after a crash.
+    """Append a line about a finished batch to the history: its records, and `tasks`, the lines of its task file.
+    Readers drop a repeat after a crash.
 
     The lines are a JSON text, not JSON: no reader takes what a payload says for a record.
     """
@@ -89,7 +90,7 @@ def find_finished(store: Store, batch: str) -> Finished | None:
 
 
 def find_all(store: Store, batches: Iterable[str], offsets: bool = True) -> Iterator[Finished]:
-    """Yield those of these batches that the history knows, each once, with the lines of its tasks that it has.
+    """Yield the batches among `batches` that the history knows, each once, with those lines of its tasks that are kept.
 
     Of the shards of these batches it reads the latest days first, until it has found all. Without `offsets`, records
     have numbers in place of their offsets: that is four times as fast.

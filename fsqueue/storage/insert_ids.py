@@ -16,8 +16,8 @@ _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"(\w+)","first":(\d+),')
 
 
 def find(state: ReplayState, pieces: Iterable[sparse.Piece], identity: str) -> tuple[int | None, bool]:
-    """Return the index of the task that an `insert` of this id in a log has made, if it lives; and whether there is
-    such a record.
+    """Return the index of the task that the `insert` record of an id has made, None if the task has an outcome; and
+    whether there is such a record.
 
     `state` is what the whole log comes to, and `pieces` are all of it. An insert whose append was uncertain may have
     left two such records: only one of them counts.
@@ -52,8 +52,8 @@ class InsertIds:
         """
 
     def find(self, fs: Filesystem, fd: int, end: int, state: ReplayState, identity: str) -> int | None:
-        """Return the index of the task that the `insert` of this id has made, if it lives. `state` is what the log
-        comes to up to `end`.
+        """Return the index of the task that the `insert` record of an id has made; None unless the task has no outcome.
+        `state` is what the log comes to up to `end`.
         """
         if end > self._end:
             self._read_on(fs, fd, end)

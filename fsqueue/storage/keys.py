@@ -66,7 +66,9 @@ class KeyFile(Journal):
         )
 
     def last(self, key: str | None = None) -> KeyClaim | None:
-        """Return the last claim; None if there is none. A line of any other key than the file's does not count."""
+        """Return the last claim in a file of a key; None if there is none. A line of any other key than the
+        file's does not count.
+        """
         if self.size == 0:
             return None
         for _, line in self.lines_from_end(LOOK_BYTES_MAX):
@@ -83,7 +85,8 @@ class KeyFile(Journal):
         return not any(True for _ in self.lines_at())
 
     def add(self, claim: KeyClaim, sync: bool = False) -> None:
-        """Append a claim, and sync it, with the file's name. OSError or StorageError: the lock may be lost.
+        """Append a claim to the file of a key, and sync the claim and the file's name. OSError or StorageError: the
+        lock may be lost.
 
         After an error nothing may be inserted under this lock. `sync`: even if the queue's own inserts are not synced.
         """
@@ -175,7 +178,7 @@ def files(store: Store, layout: Layout, epoch: int) -> Iterator[str]:
 
 
 def files_of(store: Store, layout: Layout, epoch: int, shard: names.Shard) -> Iterator[str]:
-    """Yield those of one shard."""
+    """Yield the paths of the files of keys of an epoch in one shard."""
     for name in store.fs.names(f"{layout.keys(epoch)}/{shard}"):
         if (digest := names.parse_key_file(name)) is not None and layout.shard(digest) == shard:
             yield layout.key(digest, epoch)

@@ -78,7 +78,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def dead_and_settled(file: journals.Journal) -> tuple[set[str], set[str]]:
-    """Return the ids that are dead, and those that were dealt with."""
+    """Return the task ids that have a dead letter in a file, and those whose letters were dealt with."""
     dead: set[str] = set()
     settled: set[str] = set()
     if file.length() <= HEADER_BYTES:

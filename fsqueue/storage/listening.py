@@ -129,7 +129,7 @@ class _Watched:
         return True
 
     def hear(self, number: int) -> None:
-        """Have the doorbell read anew, if it is what a watch tells of."""
+        """Make the doorbell be read anew, if an event of the kernel is about it."""
         doorbell = self.doorbell if number in (self.file, self.place) else None
         if doorbell is not None:
             doorbell.forget()
@@ -162,7 +162,7 @@ class Listener:
         return NONE if self._changes is None else self._changes.fd
 
     def is_over(self, doorbells: Sequence[Doorbell]) -> bool:
-        """Return whether the listener listens to these doorbells, in this order."""
+        """Return whether the listener listens to exactly some doorbells, in this order."""
         return [one.doorbell for one in self._watched] == list(doorbells)
 
     def turn_to(self, doorbells: Sequence[Doorbell]) -> None:
@@ -219,7 +219,7 @@ class Listener:
             self.take_in()
 
     def take_in(self) -> None:
-        """Take in what the kernel has told, so that the next sleep does not end by it."""
+        """Read the events that the kernel has ready, so that they do not end the next sleep."""
         try:
             told = [] if self._changes is None else self._changes.read()
         except OSError as error:
@@ -253,7 +253,7 @@ class _Closer:
         forks.register(self, _Closer.after_fork)
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child: it has no such thread, and what is idle is its parent's."""
+        """Begin anew in a forked child: the child has no listening thread, and the idle listener is its parent's."""
         self._is_running = False
         _idle.clear()
 
@@ -283,20 +283,20 @@ _closer = _Closer()
 
 
 def close_idle(one: Listener | None = None) -> None:
-    """Close the idle listener, if it is this one."""
+    """Close a listener, if it is the idle one."""
     if one is None or one in _idle:
         with suppress(IndexError):  # another thread was faster, or waits by it
             _idle.pop().close()
 
 
 def idle_over(doorbell: Doorbell) -> list[Listener]:
-    """Return the idle listener, if it listens to this doorbell."""
+    """Return the idle listener, if it listens to a doorbell."""
     return [one for one in _idle if any(watched.doorbell is doorbell for watched in one._watched)]
 
 
 @contextmanager
 def over(doorbells: Sequence[Doorbell], clock: Clock) -> Iterator[Listener]:
-    """Lend a listener to all these doorbells, for the length of a `with` block: one inotify instance together.
+    """Lend a listener to some doorbells, for the length of a `with` block: one inotify instance for all.
 
     A user has 128 of those, for all programs. So a process holds one for each thread that waits, and afterwards one
     for a moment: waits follow each other, and to begin anew costs questions to the file server.

@@ -82,7 +82,7 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
 
 
 def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
-    """Return a batch's state, replayed from the log's last checkpoint on: it costs what is alive in the batch.
+    """Return a batch's state, replayed from the log's last checkpoint on. The cost grows with the unfinished tasks.
 
     Of tasks that had been completed or cancelled by then it says nothing else.
     """
@@ -143,7 +143,7 @@ def lines_in_log(store: Store, batch: Batch, replay_state: ReplayState) -> list[
 
 
 def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict[int, int]:
-    """Return the times (ms) of the records at these offsets of a batch's log, as far as there are such records."""
+    """Return the times (ms) of the records at some offsets of a batch's log. Offsets without a record are left out."""
 
     def read(fs: Filesystem, path: str) -> dict[int, int]:
         with fs.closing(fs.look_anew(path)) as fd:

@@ -178,7 +178,7 @@ class LockedBatch:
     # -- inside ----------------------------------------------------------------------------------
 
     def append_record(self, op: str, at: int, **fields: object) -> None:
-        """Append one record, behind those that were added, and let it act in the state."""
+        """Apply one record to the state, and append it to the log, behind those that were added."""
         self.log.write(movements.record(op, at, **fields))
 
     def append_move(self, at: int, name: TaskFileName, target: TaskFileName) -> None:
@@ -206,7 +206,7 @@ class LockedBatch:
         return found
 
     def recall(self) -> ReplayState:
-        """Replay the whole log, if the state comes from a checkpoint: it tells of finished tasks, too. Return it."""
+        """Replay the whole log, if the state comes from a checkpoint, which leaves finished tasks out. Return it."""
         self.log.recall()
         self.replay_state = self.log.replay_state
         return self.replay_state
@@ -273,7 +273,7 @@ class LockedBatch:
             return LOST
 
     def key_and_priority(self, index: int) -> dict[str, Any]:
-        """Return a task's `key` and `priority`: those that it has, and that can be read."""
+        """Return a task's `key` and `priority`, as far as it has them and they can be read."""
         lines = LinesInLog(self.log) if index in self.replay_state.places else self.read_lines()
         try:
             record = {} if lines is None else task_file.decode_task(lines[index])

@@ -45,7 +45,7 @@ class FailingNode:
 
     @property
     def is_excluded(self) -> bool:
-        """Return whether workers like the one that failed last take nothing there."""
+        """Return whether workers with the settings of the one that failed last take no task on the node."""
         return self.failures >= self.after
 
     def as_dict(self) -> dict[str, Any]:

@@ -257,8 +257,8 @@ class Numbers:
         raise StorageError(f"Other processes begin new files in {numbers.directory(group.path)} all the time. Repeat.")
 
     def _begin(self, place: int) -> None:
-        """Make a file, unless there is a later one: this one may have been removed, and its numbers were used. In any
-        case the last one is known then.
+        """Make a file of numbers, unless there is a later one: the file may have been removed, and its numbers were
+        used. In any case the last one is known then.
         """
         self._last = max([place, *files(self.group)])
         with suppress(FileExistsError):

@@ -42,7 +42,7 @@ class Follower(Protocol):
     """Has a descriptor of a log besides the one that `OpenLogs` has."""
 
     def let_go(self) -> None:
-        """Close it if its batch has finished."""
+        """Close what an object keeps open of a batch, if the batch has finished."""
 
 
 class OpenLogs:
@@ -188,7 +188,7 @@ class OpenLogs:
         return min(OPEN_LOGS_MAX, max(OPEN_LOGS_MIN, rest, min(even, share + rest)))
 
     def _evict(self) -> list[Log]:
-        """Take out the oldest log, unless it was used since the last look at it. Under the mutex."""
+        """Take the oldest log out of the open ones, unless it was used since the last look at it. Under the mutex."""
         batch, log = self._logs.popitem(last=False)
         if not log.is_used:
             return [log]

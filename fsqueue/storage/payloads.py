@@ -155,7 +155,7 @@ def files(store: Store, first: str = "") -> dict[Batch, str]:
 
 
 def bytes_of(store: Store, day: Day) -> int:
-    """Return how many bytes the task files of a day have: it asks for each file."""
+    """Return how many bytes the kept task files of a day have. This asks for each file."""
     directory, size = store.layout.payloads(day), 0
     for text in store.fs.names(directory):
         try:

@@ -73,7 +73,8 @@ def append(store: Store, line: Callable[[QueueState], bytes | None], untouched: 
 
 
 def mark_ordered(store: Store, rank: Rank) -> None:
-    """Make it known, durably, that tasks have priorities, before one of this rank becomes visible.
+    """Write into `queue.jsonl`, durably, that tasks have priorities, if `rank` is of one. Call it before such a task
+    becomes visible.
 
     That is one line for the life of the queue. If the process dies right after it, workers compare priorities that no
     task has.

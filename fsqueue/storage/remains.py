@@ -91,7 +91,8 @@ def lost(path: str, found: list[Remains]) -> QueueFileLost:
 
 
 def state_of(fs: Filesystem, path: str, found: Remains, group: GroupState | None) -> QueueState:
-    """Return what the directories and names of a queue tell of its `queue.jsonl`. StorageError if they contradict.
+    """Return the state of a queue whose `queue.jsonl` is gone, as its directories and names tell it. StorageError if
+    they contradict.
 
     Settings that nothing tells are those of the group, or the defaults.
     """
@@ -137,7 +138,7 @@ def write_queue_file(fs: Filesystem, path: str, state: QueueState, clock: Clock,
 
 
 def _shards(fs: Filesystem, base: str, wanted: int) -> int:
-    """Return a number of shards with which each batch and key lies where it is; `wanted`, if that fits.
+    """Return a number of shards that fits the places of all batches and keys; `wanted`, if that fits.
 
     The right number divides the difference of each batch's number and its shard. Another one that fits all of them
     does as well: no process computes a place with the old one any more.

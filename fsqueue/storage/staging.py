@@ -149,7 +149,7 @@ def is_held(store: Store, path: str) -> bool:
 
 
 def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Staged]:
-    """Make staged batches visible, one after the other as they are taken from here; in the end they are durable.
+    """Publish staged batches, and yield each one once it is visible. Sync their shards at the end.
 
     FileNotFoundError if the generation has gone meanwhile.
     """
@@ -208,7 +208,7 @@ def shard_directory(layout: Layout, name: TaskFileName) -> str:
 
 
 def publish_staged(store: Store, staged: Staged) -> None:
-    """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten.
+    """Rename a staged batch into its shard. Do not sync the shard. Its name is fresh: nothing is overwritten.
 
     A reply that says "not there" may be a lost one's repeat, and by then others may have leased the batch, and
     given its file another name, or finished it. But no other process touches a staged file that is locked and younger
