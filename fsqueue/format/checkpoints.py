@@ -188,6 +188,7 @@ _CODES = {text: code for code, text in _STATES.items()}
 
 def record(states: States, at: int, damaged: int, stretch: Stretch, here: int) -> bytes:
     """Return the line of the checkpoint for the offset `here`."""
+    assert 0 <= stretch.since <= here, "a checkpoint stands before the stretch that it sums up"
     fields = {"at": at, "here": here, "since": stretch.since, "sum": stretch.sum, "damaged": damaged}
     return MARK + orjson.dumps(fields | restated(states), option=orjson.OPT_APPEND_NEWLINE)[1:]
 

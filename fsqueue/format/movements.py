@@ -190,6 +190,7 @@ def change(
     at: int, tasks: Sequence[int], versions: Sequence[int], available_at: int | None, given: Sequence[Priority | None]
 ) -> Record:
     """Return a `change` record. `given`: the new priority, None for none; nothing if it stays."""
+    assert len(tasks) == len(versions), "each task is changed at the version that was seen"
     made = record("change", at, tasks=to_ranges(tasks), versions=[*versions], available_at=available_at)
     if given:
         [made["priority"]] = given  # the last field: see `without_priority`

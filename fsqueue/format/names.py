@@ -352,6 +352,7 @@ def key_digest(key: str) -> KeyDigest:
 
 def key_epoch(number: int) -> KeyEpoch:
     """Return the name of the directory that holds the files of keys in an epoch; the first has the number 0."""
+    assert number >= 0, "epochs of keys are numbered from 0"
     return KeyEpoch(f"keys-{number}" if number else "keys")
 
 
@@ -535,6 +536,7 @@ def new_batch(entropy: Entropy, now_ms: int) -> Batch:
 
 def new_batch_in(entropy: Entropy, now_ms: int, shard: int, shards: int) -> Batch:
     """Return a new batch's name that belongs to the shard of this number."""
+    assert 0 <= shard < shards, "a batch would lie in another shard than asked for"
     name = new_batch(entropy, now_ms)
     last = int(name[-8:], 16)
     last += shard - last % shards
@@ -548,6 +550,7 @@ def new_uuid(entropy: Entropy, now_ms: int) -> Uuid:
 
 def successor(batch: Batch, index: int) -> Batch:
     """Return the batch `index` places after another one of the same part of a commit: the last eight digits count."""
+    assert 0 <= index < 1 << 32, "two batches of a part would have one name"
     return Batch(f"{batch[:24]}{(int(batch[24:], 16) + index) % (1 << 32):08x}")
 
 

@@ -84,6 +84,7 @@ def place_of(queue: QueueDirectory) -> bytes:
 
 def where(number: int) -> tuple[int, int]:
     """Return where the record of a number is: the place of its file, from 0, and the record's offset there."""
+    assert number > 0, "numbers begin with 1"
     file, record = divmod(number - 1, FILE_RECORDS)
     return file, record * RECORD_BYTES
 

@@ -71,6 +71,7 @@ class Encoded:
 
     def take(self, piece: bytes | memoryview, tasks: int) -> None:
         """Append a piece that holds `tasks` tasks."""
+        assert tasks > 0, "a piece without a task"
         self.pieces.append(piece)
         self.size += len(piece)
         self.tasks += tasks
@@ -183,6 +184,7 @@ def share(tasks: int, least: int = FILE_TASKS_MIN) -> int:
 
     A few workers should share a small job fairly; the cost of a larger one is the end of every batch.
     """
+    assert least > 0, "a batch holds a task at least"
     return max(least, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
 
 
@@ -287,6 +289,7 @@ class SortWindow:
 
         `indices`: where in the call they stand, if that is kept.
         """
+        assert len(priorities) == len(lines), "each task here has a priority"
         found = self._found.get(when)
         if found is None:
             found = self._found[when] = ([], [], [])

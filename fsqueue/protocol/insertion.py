@@ -376,6 +376,7 @@ def publish(store: Store, group: list[Encoded], published: Published | None = No
 
     A second try publishes only the batches that the first did not: the others would be inserted twice.
     """
+    assert group, "a group of no batches"
     missed: Layout | None = None
     published = Published() if published is None else published
     store.refresh()

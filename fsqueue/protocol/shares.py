@@ -25,6 +25,7 @@ class Share:
     """The leases that the holder has got."""
 
     def __post_init__(self) -> None:
+        assert self.n > 0, "a holder that wants no task"
         self.left = self.n
 
 
@@ -47,6 +48,7 @@ class NewLease:
     def hand_out(self, tasks: list[LeasedTask]) -> None:
         """Note which tasks of this lease the caller gets. Damaged tasks are not among them."""
         if self.share is not None:
+            assert len(tasks) <= self.share.left, "a holder gets more tasks than it wants"
             self.share.left -= len(tasks)
             self.share.leases.add(self.id)
 

@@ -427,6 +427,7 @@ class SingleInserter:
     def _scatter(self, batch: Batch, pending: Pending, found: Mapping[str, int]) -> int:
         """Note where tasks of one append stand, which need not be side by side. Return the index of the first one."""
         indices = [found[identity] for identity, _ in pending]
+        assert len(set(indices)) == len(indices), "two records of one append have made the same task"
         if len(indices) > 1:
             self._scattered[batch, indices[0]] = indices
         return indices[0]
@@ -496,6 +497,7 @@ class SingleInserter:
         an error that comes later, the update is given up in that log, too. LockTimeout, or another error before `note`
         was called: nothing of these tasks is anywhere. `announce`: of a single task, as for `insert`.
         """
+        assert announce is None or len(tasks) == 1, "a record is announced for a single task"
         store, rank = self.store, tasks[0].rank if len(tasks) == 1 else min(task.rank for task in tasks)
         queue_changes.mark_ordered(store, rank)
         pending = [(store.entropy.hex16(), task) for task in tasks]

@@ -308,6 +308,7 @@ def check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     """Extend leases that have not run out, also of tasks that an update has frozen: it may be given up."""
+    assert lease_ms > 0, "a lease would end at once"
     losses = Losses()
     ends: dict[tuple[Batch, int, str], int] = {}
 
@@ -334,6 +335,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
 
 def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged, available after `delay_ms` milliseconds."""
+    assert delay_ms >= 0, "a task would come back before it was put back"
     losses, work = Losses(), worktimes.measure_work(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
@@ -387,6 +389,7 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
 
 def backoff_ms(store: Store, attempts: int) -> int:
     """Return the pause after the `attempts`-th failure: doubling, a quarter more or less, within the queue's bounds."""
+    assert attempts > 0, "a pause follows a failure"
     least, most = store.settings.backoff_s
     pause = min(least * 2 ** min(attempts - 1, 40), most)
     # Draw between the bounds: cut down to them, half of all pauses would be the same, and end together.

@@ -70,6 +70,7 @@ def took_field(
     """
     if not times:
         return None
+    assert tasks, "a record ends the lease of some task"
     found, differs = [], False
     for index in tasks:
         holder = locked.replay_state.holder[index]

@@ -82,6 +82,7 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
     store, log = locked.store, locked.log
     assert locked.replay_state.finished, "a batch is counted that has not finished"
     fs, layout = store.fs, log.layout
+    assert completed > 0, "a batch without a completed task is counted"
     missing = completed - sum(there(store, layout, log.batch, *announced) for announced in locked.replay_state.counts)
     own = NUMBERS.index(store.counter_number)
     for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
@@ -105,6 +106,7 @@ def note_cancelled(locked: LockedBatch, wait_s: float) -> None:
     A process that goes on with the finishing notes it again: a look that finds more than the one before proves nothing,
     and is repeated.
     """
+    assert locked.replay_state.finished, "a batch is counted that has not finished"
     store = locked.store
     with store.locked(locked.log.layout.cancelled, wait_s, durable=store.sync_movements) as file:
         store.fs.write_all(file.fd, CANCELLED)

@@ -21,7 +21,7 @@ from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import DeadLetter
 from fsqueue.format.names import Batch, Shard
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out
 from fsqueue.storage import journals, letter_files, retrying
@@ -51,6 +51,7 @@ def write(
     """
     store, log = locked.store, locked.log
     wanted = [index for index in tasks if index not in log.lettered]
+    assert all(locked.replay_state.state[index] == DEAD for index in wanted), "a task gets a letter and is not dead"
     shard = log.layout.shard(log.batch)
     sync = store.sync_inserts and not certain
     with letter_files.locked(store, log.layout, shard, timeout_s, durable=store.sync_inserts) as file:

@@ -54,6 +54,7 @@ def locked(
     open the file at most, while its path names another one as soon as it is locked. With 1 that is an error
     (FileNotFoundError). With 0 nobody asks: the file only grows, and a purge moves it away with its generation.
     """
+    assert openings_max >= 0, "a file is opened a number of times"
     for left in reversed(range(max(1, openings_max))):
         with fs.unlocking(fs.open_append(path) if flags == MADE else fs.look(path, flags)) as fd:
             journal = kind(fs, path, fd)

@@ -183,6 +183,7 @@ class Numbers:
                 asked.error = error if isinstance(error, Exception) and not is_interruption(error) else _interrupted()
             let_out(error)
             return
+        assert len(found) == sum(len(asked.wanted) for asked in together), "each version gets one number"
         at = 0
         for asked in together:
             asked.found = found[at : at + len(asked.wanted)]
@@ -205,6 +206,7 @@ class Numbers:
         torn = -size % RECORD_BYTES
         first = place * FILE_RECORDS + (size + torn) // RECORD_BYTES + 1
         last = (place + 1) * FILE_RECORDS
+        assert first <= last + 1, "a file of numbers has more records than it may"
         found: list[Given] = []
         fresh: dict[tuple[bytes, int, int], Given] = {}
         records: list[bytes] = []

@@ -39,6 +39,7 @@ def keep(locked: LockedBatch, at: int) -> bytes | None:
     Return None if the file was renamed. Else return the lines for the history, b"" if there are none for it: the
     caller removes the file. What fails is logged: a batch does not wait for room, or for a right, to keep payloads.
     """
+    assert locked.replay_state.finished, "a task file would go while its batch is at work"
     settings, log = locked.store.settings, locked.log
     if not settings.keep_history or settings.keep_payloads == 0 or locked.replay_state.inserts is not None:
         return b""

@@ -163,6 +163,7 @@ def insert_again(store: Store, layout: Layout, file: journals.Journal, tasks: Se
 
 def settled_line(store: Store, op: str, tasks: Iterable[EndedTask], **fields: str) -> bytes:
     """Return the line that says what was done about ended tasks: `retried` or `purged`."""
+    assert op in ("retried", "purged"), "no reader knows what was done"
     line = {"op": op, "at": store.clock.now_ms(), "ids": [task.id for task in tasks], **fields}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 

@@ -72,6 +72,7 @@ def stage(
     `rank`: of the most urgent of them. `queue_changes.mark_ordered` comes before. `beside`: another batch, in whose
     shard the new one goes.
     """
+    assert 0 < tasks <= names.BATCH_TASKS_MAX, "a task file has tasks, and no more than a batch may have"
     now_ms = store.clock.now_ms()
     if beside is None:
         batch = names.new_batch(store.entropy, now_ms)
@@ -153,6 +154,7 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
 
     FileNotFoundError if the generation has gone meanwhile.
     """
+    assert all(staged.layout is layout for staged in batches), "files of another generation would be published"
     directories = sorted({shard_directory(layout, staged.name) for staged in batches})
     with stale_is_missing(layout.tasks):
         prepare(store, layout, directories)
