@@ -278,14 +278,16 @@ class Names:
         self._due_at = float("-inf")
         self._lock = threading.Lock()
 
-    def containing(self, text: str, fresh: bool = False) -> tuple[list[str], int]:
-        """Return the names that contain a text, in any case, in order; and how many names there are.
+    def listed(self) -> list[str]:
+        """Return the names in order, as they were listed last; none if they never were. It reads nothing."""
+        with self._lock:
+            return self._names
 
-        `fresh`: list them now, for a person who looks for what may have come just before.
-        """
+    def containing(self, text: str) -> tuple[list[str], int]:
+        """Return the names that contain a text, in any case, in order; and how many names there are."""
         with self._lock:
             begin = self._monotonic()
-            if fresh or begin >= self._due_at:
+            if begin >= self._due_at:
                 self._names = sorted(queue.name for queue in self._group.queues(tasks_min=0))
                 end = self._monotonic()
                 self._due_at = end + max(self.LIST_S, (end - begin) / self.LIST_SHARE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -206,19 +207,37 @@ async def _find(request: Request) -> Response:
 
 def _found(pages: Pages, given: str, wanted: str) -> tuple[str, str]:
     """Return the queue and the id of a task. `given`: the queue to look in; "" for all of the group. TaskNotFound."""
-    names, unread = [given], 0
-    if not given:
-        names = [str(pages.served.only)] if pages.names is None else pages.names.containing("", fresh=True)[0]
+    seen: set[str] = set()
+    unread = 0
+    for names in _names(pages, given):
         unread = max(0, len(names) - WHOLE_MAX)
-    for name in names[:WHOLE_MAX]:
-        with pages.served.queue(name) as queue:
-            for look, by in ((queue.task, wanted.partition("@")[0]), (queue.find_by_key, wanted)):
-                try:
-                    return name, look(by).id
-                except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.InvalidArgument, fsqueue.InvalidTask):
-                    continue
+        for name in names[:WHOLE_MAX]:
+            found = None if name in seen else _found_in(pages, name, wanted)
+            seen.add(name)
+            if found is not None:
+                return name, found
     more = f" {unread:,} further queues were not looked at: search on the page of the queue." if unread else ""
     raise fsqueue.TaskNotFound(
         f"No task has the id {wanted!r:.200}, and no unfinished one has it as its key. The queue may not keep tasks "
         f"that have ended.{more}"
     )
+
+
+def _names(pages: Pages, given: str) -> Iterator[list[str]]:
+    """Yield the names of queues to look in: of a group those that are known, then those of a list that is due."""
+    if given or pages.names is None:
+        yield [given or str(pages.served.only)]
+        return
+    yield pages.names.listed()
+    yield pages.names.containing("")[0]  # listed anew if that is due: a queue may have come since
+
+
+def _found_in(pages: Pages, name: str, wanted: str) -> str | None:
+    """Return the id of a task of this queue; None if there is none."""
+    with pages.served.queue(name) as queue:
+        for look, by in ((queue.task, wanted.partition("@")[0]), (queue.find_by_key, wanted)):
+            try:
+                return look(by).id
+            except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.InvalidArgument, fsqueue.InvalidTask):
+                continue
+    return None

@@ -15,6 +15,7 @@ import fsqueue
 from fsqueue.service import application
 from fsqueue.service.gate import Tokens
 from fsqueue.service.limits import ServiceLimits
+from fsqueue.service.page_frame import Pages
 from fsqueue.service.taskstore_wire import DurationUnit
 from tests.gateways import Serve, gateways
 
@@ -57,11 +58,21 @@ def open_gateway() -> Iterator[Open]:
 
 def gateway_of(client: TestClient) -> application.Gateway:
     """Return the gateway that a client asks."""
+    found: application.Gateway = _state_of(client).gateway
+    return found
+
+
+def pages_of(client: TestClient) -> Pages:
+    """Return what the pages of that gateway share."""
+    found: Pages = _state_of(client).pages
+    return found
+
+
+def _state_of(client: TestClient) -> Any:
     app: Any = client.app
     while not hasattr(app, "state"):
         app = app.app if hasattr(app, "app") else app._app
-    found: application.Gateway = app.state.gateway
-    return found
+    return app.state
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import fsqueue
 from fsqueue import Group
 from fsqueue.service import page, page_contents, page_frame, page_lists
-from tests.service.conftest import READ, WRITE, Open
+from tests.service.conftest import READ, WRITE, Open, pages_of
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
@@ -325,6 +325,36 @@ def test_a_task_is_found_by_its_id_its_token_and_its_key(client: TestClient, gro
     assert client.get("/find", params={"task": " ", "queue": "parse"}).headers["location"] == "queue?name=parse"
     assert 'action="find"' in text(client, "/")
     assert 'name="queue" value="parse"' in text(client, "/queue", name="parse")
+
+
+def test_what_is_looked_for_often_lists_the_names_no_more_often(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are listed as often as those of the page of the group, also by a reader who finds nothing."""
+    clock, lists = [1000.0], []
+    queues = Group.queues
+
+    def listing(self: Group, *args: Any, **options: Any) -> Any:
+        lists.append(clock[0])
+        return queues(self, *args, **options)
+
+    group["a"].insert(1, key="first")
+    monkeypatch.setattr(Group, "queues", listing)
+    monkeypatch.setattr(pages_of(client).names, "_monotonic", lambda: clock[0])
+
+    def status(key: str) -> int:
+        return int(client.get("/find", params={"task": key}).status_code)
+
+    assert [status(key) for key in ("first", "none", "none")] == [303, 404, 404]
+    group["b"].insert(1, key="second")
+    assert status("second") == 404
+    assert lists == [1000.0]
+    clock[0] += 60
+    assert status("first") == 303
+    assert lists == [1000.0]  # what is found in the queues that are known lists nothing
+    assert [status("second"), status("second")] == [303, 303]
+    assert [status("none") for _ in range(9)] == [404] * 9
+    assert lists == [1000.0, 1060.0]
 
 
 def test_tasks_in_a_state_are_listed_page_by_page(
