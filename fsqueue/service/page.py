@@ -31,6 +31,7 @@ from fsqueue.service.page_frame import (
     lines_of,
     page_number,
     pages_of,
+    queue_key,
     queue_link,
     safely,
     task_link,
@@ -162,13 +163,8 @@ async def _queue(request: Request) -> Response:
 
 
 async def _one(request: Request, name: str) -> Response:
-    pages, key = pages_of(request), ("queue", name)
-
-    def make() -> QueuePage:
-        with pages.served.queue(name) as queue:
-            return page_contents.look_into(queue, name, pages.has_clients())
-
-    seen = await pages.seen(key, make, is_fresh(request))
+    pages, key = pages_of(request), queue_key(name)
+    seen = await pages.queue(name, is_fresh(request))
     values = common(request, name, above(pages)) | {"name": name}
     if seen is None:
         return answer(request, "queue.html", key, None, values)

@@ -17,7 +17,7 @@ import fsqueue
 from fsqueue.format.wording import duration
 from fsqueue.service import actions, attention, faults, page_contents
 from fsqueue.service.login import html
-from fsqueue.service.page_contents import Names, PageLooks, QueueLook, SeenPage, Shown
+from fsqueue.service.page_contents import Names, PageLooks, QueueLook, QueuePage, SeenPage, Shown
 from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.webpages.rendering import Link
@@ -70,6 +70,18 @@ class Pages:
         """
         return await self.threads.run(lambda: self.looks.look_anew(key, make))
 
+    async def queue(self, name: str, fresh: bool) -> SeenPage | None:
+        """Return what was seen last of a queue: a QueuePage, which its page and those of its workers share.
+
+        QueueNotFound, NotAQueue, StorageError.
+        """
+
+        def make() -> QueuePage:
+            with self.served.queue(name) as queue:
+                return page_contents.look_into(queue, name, self.has_clients())
+
+        return await self.seen(queue_key(name), make, fresh)
+
     async def samples(self, look: QueueLook) -> list[fsqueue.TaskInfo]:
         """Return some of the tasks that are leased for longest, as they are now; none if that fails or takes long."""
 
@@ -118,6 +130,11 @@ class Pages:
         """Return how a queue is typed in a command."""
         path = self.served.path
         return path if self.served.only is not None else f"{path}/{name}"
+
+
+def queue_key(name: str) -> object:
+    """Return the key of the look at a queue."""
+    return "queue", name
 
 
 Handler = Callable[[Request], Any]

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 import fsqueue
 from fsqueue.format.wording import duration
 from fsqueue.service import attention
-from fsqueue.service.page_contents import ROWS, WHOLE_MAX
+from fsqueue.service.page_contents import ROWS, WHOLE_MAX, QueuePage
 from fsqueue.service.page_frame import (
     CALLS,
     CELL_CHARS_MAX,
@@ -24,8 +24,10 @@ from fsqueue.service.page_frame import (
     answer,
     as_text,
     common,
+    is_fresh,
     page_number,
     pages_of,
+    queue_key,
     queue_link,
     safely,
     task_link,
@@ -123,22 +125,6 @@ def _moment(at: float | None) -> str | None:
 # -- a worker ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPage:
-    """A worker, and some of the tasks that it holds."""
-
-    worker: fsqueue.LeaseHolder
-    tasks: list[fsqueue.TaskInfo]
-
-    def signature(self) -> object:
-        """Return what is equal as long as nothing has changed."""
-        return self.worker.life, self.worker.heartbeat, [(task.id, task.version) for task in self.tasks]
-
-    def calls(self) -> int:
-        """Return about how many calls the look has made to the filesystem, at most."""
-        return CALLS
-
-
 def worker_link(name: str, worker: fsqueue.LeaseHolder) -> Link:
     """Return a link to the page of a worker."""
     return Link(attention.who(worker.worker), url("worker", queue=name, worker=_digest(worker)))
@@ -152,24 +138,15 @@ def _digest(worker: fsqueue.LeaseHolder) -> str:
 async def _worker(request: Request) -> Response:
     pages, name = pages_of(request), request.query_params.get("queue", "")
     digest = request.query_params.get("worker", "")
-    key = "worker", name, digest
-
-    def make() -> WorkerPage:
-        with pages.served.queue(name) as queue:
-            worker = next((one for one in queue.workers() if _digest(one) == digest), None)
-            if worker is None:
-                raise fsqueue.TaskNotFound(f"This worker holds no task of {name} any more.")
-            tasks = []
-            for task_id in worker.tasks[:ROWS]:
-                try:
-                    tasks.append(queue.task(task_id))
-                except fsqueue.TaskNotFound:  # it has ended meanwhile
-                    continue
-            return WorkerPage(worker, tasks)
-
-    seen = await pages.seen_now(key, make)
-    shown: WorkerPage = seen.shown
-    worker, now = shown.worker, seen.at
+    key = queue_key(name)
+    seen = await pages.queue(name, is_fresh(request))
+    if seen is None:
+        return answer(request, "worker.html", key, None, common(request, "A worker", above(pages, queue_link(name))))
+    shown: QueuePage = seen.shown
+    worker, now = next((one for one in shown.look.workers if _digest(one) == digest), None), seen.at
+    if worker is None:
+        raise fsqueue.TaskNotFound(f"This worker holds no task of {name} any more.")
+    tasks = await pages.threads.run(lambda: _held_now(pages, name, worker))
     facts = {
         **{what: attention.cut(as_text(value), CELL_CHARS_MAX) for what, value in worker.worker.items()},
         "node": worker.node,
@@ -185,11 +162,25 @@ async def _worker(request: Request) -> Response:
         "name": name,
         "life": worker.life,
         "facts": [{"what": what, "value": value} for what, value in facts.items() if value not in (None, "")],
-        "rows": [_row(name, task, "leased") for task in shown.tasks],
+        "rows": [_row(name, task, "leased") for task in tasks],
         "has_more": len(worker.tasks) > ROWS,
         "host": str(worker.worker.get("host", "")),
     }
     return answer(request, "worker.html", key, seen, values | more)
+
+
+def _held_now(pages: Pages, name: str, worker: fsqueue.LeaseHolder) -> list[fsqueue.TaskInfo]:
+    """Return some of the tasks that a worker held at a look and still holds, as they are now, with payloads."""
+    found = []
+    with pages.served.queue(name) as queue:
+        for task_id in worker.tasks[:ROWS]:
+            try:
+                task = queue.task(task_id)
+            except fsqueue.TaskNotFound:  # it has ended meanwhile, and is not kept
+                continue
+            if task.state == "leased" and (task.worker or {}) == worker.worker:
+                found.append(task)
+    return found
 
 
 # -- a task by its id or key ---------------------------------------------------------------------------------------

@@ -394,7 +394,46 @@ def test_a_worker_has_a_page_as_long_as_it_holds_a_task(client: TestClient, grou
     assert "second" in shown
     assert "Release all leases of" in shown
     queue.complete(tasks)
+    pages_of(client).looks.forget()
     assert "holds no task of q any more" in text(client, "/worker", 404, queue="q", worker=digest)
+
+
+def test_who_works_is_looked_at_once_for_all_who_ask_and_payloads_for_each(
+    group: Group, open_gateway: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a worker shares the look at its queue: Slurm is asked, and all logs are read, for that alone."""
+    looks = []
+    workers = fsqueue.GroupQueue.workers
+
+    def looking(self: fsqueue.GroupQueue, asks_slurm: bool = True) -> Any:
+        looks.append(asks_slurm)
+        return workers(self, asks_slurm=asks_slurm)
+
+    monkeypatch.setattr(fsqueue.GroupQueue, "workers", looking)
+    client = open_gateway(group.path, token=READ)
+    clock = [1000.0]
+    monkeypatch.setattr(pages_of(client).looks, "_monotonic", lambda: clock[0])
+    queue = group["q"]
+    queue.insert_many(["the first payload", "the second payload", "the third payload"])
+    first, second = queue.lease(2)
+    [digest] = re.findall(r'href="worker\?queue=q&amp;worker=(\w+)"', text(client, "/queue", name="q"))
+    for _ in range(5):
+        shown = text(client, "/worker", queue="q", worker=digest)
+        assert "the first payload" in shown
+        assert "the second payload" in shown
+        assert text(client, "/worker", 404, queue="q", worker="0" * 32)
+    assert looks == [True]
+    first.complete()
+    shown = text(client, "/worker", queue="q", worker=digest)
+    assert "the first payload" not in shown
+    assert "the second payload" in shown
+    second.release()
+    shown = text(client, "/worker", queue="q", worker=digest)
+    assert "payload</td>" not in shown
+    assert looks == [True]
+    clock[0] += 3600
+    assert "holds no task of q any more" in text(client, "/worker", 404, queue="q", worker=digest)
+    assert looks == [True, True]
 
 
 @pytest.mark.parametrize("token", [READ, WRITE])
