@@ -100,19 +100,21 @@ def read_own_state(store: Store, batch: Batch) -> ReplayState | None:
     return found if found is not None and found.opened else None
 
 
-def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[ReplayState, int, int]:
+def read_recent_state(
+    store: Store, batch: Batch, before_ms: int, kind: type[ReplayState] = ReplayState
+) -> tuple[ReplayState, int, int]:
     """Return the state of a log as `logs.read_recent` reads it; an empty state if there is no log."""
 
     def read(fs: Filesystem, path: str) -> tuple[ReplayState, int, int]:
-        return read_recent(fs, path, before_ms)
+        return read_recent(fs, path, before_ms, kind)
 
-    found = state, begun, size = _of_log(store, batch, read) or (ReplayState(), 0, 0)
+    found = state, begun, size = _of_log(store, batch, read) or (kind(), 0, 0)
     if not state.prepared:
         return found
 
     def again() -> ReplayState:
         nonlocal state, begun, size
-        state, begun, size = _of_log(store, batch, read) or (ReplayState(), 0, 0)
+        state, begun, size = _of_log(store, batch, read) or (kind(), 0, 0)
         return state
 
     decided.seen(store, state, again)

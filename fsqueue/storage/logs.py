@@ -38,18 +38,19 @@ _BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
 
 
 def last_checkpoint(
-    fs: Filesystem, fd: int, before_ms: int | None = None, windows: Sequence[int] = checkpoints.WINDOWS
-) -> tuple[ReplayState, int]:
+    fs: Filesystem, fd: int, before_ms: int | None = None, windows: Sequence[int] = checkpoints.WINDOWS,
+    kind: type[ReplayState] = ReplayState,
+) -> tuple[ReplayState, int]:  # fmt: skip
     """Return the state that the last checkpoint of an open log restates, and where that ends.
 
-    Without one that can be trusted: an empty state, and 0. See `checkpoints.last_trusted`.
+    Without one that can be trusted: an empty state, and 0. See `checkpoints.last_trusted`. `kind`: the state's class.
     """
     size = fs.fstat(fd).st_size
     if size < checkpoints.LEAST_BYTES:
-        return ReplayState(), 0
+        return kind(), 0
     found = checkpoints.last_trusted(lambda length, offset: fs.pread(fd, length, offset), size, before_ms, windows)
-    state = ReplayState.from_checkpoint(found) if found is not None else None
-    return (state, found.end) if found is not None and state is not None else (ReplayState(), 0)
+    state = kind.from_checkpoint(found) if found is not None else None
+    return (state, found.end) if found is not None and state is not None else (kind(), 0)
 
 
 def read_present(fs: Filesystem, path: str) -> ReplayState:
@@ -57,25 +58,28 @@ def read_present(fs: Filesystem, path: str) -> ReplayState:
     return _read_from(fs, path, None, checkpoints.WINDOWS)[0]
 
 
-def read_recent(fs: Filesystem, path: str, before_ms: int) -> tuple[ReplayState, int, int]:
+def read_recent(
+    fs: Filesystem, path: str, before_ms: int, kind: type[ReplayState] = ReplayState
+) -> tuple[ReplayState, int, int]:
     """Return the state of a log, replayed from a checkpoint on: the last one from before `before_ms`, or the oldest one
     that a few steps find.
 
-    Return also the time of that checkpoint (0 without one), and how many bytes were replayed.
+    Return also the time of that checkpoint (0 without one), and how many bytes were replayed. `kind`: the state's
+    class.
     """
-    return _read_from(fs, path, before_ms, RECENT_WINDOWS)
+    return _read_from(fs, path, before_ms, RECENT_WINDOWS, kind)
 
 
 def _read_from(
-    fs: Filesystem, path: str, before_ms: int | None, windows: Sequence[int]
+    fs: Filesystem, path: str, before_ms: int | None, windows: Sequence[int], kind: type[ReplayState] = ReplayState
 ) -> tuple[ReplayState, int, int]:
     with fs.closing(fs.look_anew(path)) as fd:
         start = fs.pread(fd, checkpoints.LEAST_BYTES, 0)
         if len(start) < checkpoints.LEAST_BYTES:  # too short for a checkpoint: this is all of it
-            state = ReplayState()
+            state = kind()
             state.end = state.replay_pieces([(0, start)], 0)
             return state, 0, state.end
-        state, begin = last_checkpoint(fs, fd, before_ms, windows)
+        state, begin = last_checkpoint(fs, fd, before_ms, windows, kind)
         at = state.at
         state.end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
         return state, at, state.end - begin
