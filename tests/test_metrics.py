@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fsqueue import FsqueueError, Queue, Status, metrics
-from fsqueue.metrics import Figures, Scrape
+from fsqueue.metrics import Counted, Figures, GatewayFigures, Scrape
 
 TOP = Path(__file__).parent.parent
 
@@ -27,10 +29,21 @@ def samples(look: Scrape) -> dict[tuple[str, ...], float]:
     return found
 
 
+GATEWAY = GatewayFigures(
+    "1.0", 0.5, 1, 2, 3, {("lease", "200"): 4}, {"lease": ([1] * (len(metrics.REQUESTS_S) + 1), 2.5)}
+)
+COUNTED = Counted(0, 1, 5, 4, 3, 2, 1, [1] * (len(metrics.DURATIONS_S) + 1), 1000.5)
+
+
+def families() -> list[Metric]:
+    """Return all figures that a gateway has."""
+    found = [Figures("/x", "q", Status(waiting=1), counted=COUNTED)]
+    return [*text_string_to_metric_families(metrics.text(Scrape(found, 0, 0, gateway=GATEWAY)).decode())]
+
+
 def names() -> set[str]:
     """Return the names of all figures."""
-    families = text_string_to_metric_families(metrics.text(Scrape([], 0, 0)).decode())
-    return {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    return {family.name + ("_total" if family.type == "counter" else "") for family in families()}
 
 
 def test_the_figures_are_those_of_the_queue(queue: Queue) -> None:
@@ -78,7 +91,34 @@ def test_a_name_forges_no_sample(name: str) -> None:
 
 def test_each_name_is_on_the_page_and_no_other() -> None:
     page = (TOP / "docs/metrics.md").read_text()
-    assert set(re.findall(r"`(fsqueue_\w+)`", page)) == names()
+    known = names()
+    assert set(re.findall(r"`(fsqueue_\w+)`", page)) == {name for name in known if name.startswith("fsqueue_")}
+    told = set(re.findall(r"`(process_\w+)`", page))
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"} == told < known
+
+
+def test_a_file_has_what_no_gateway_counts_left_out() -> None:
+    """`fsqueue status --prometheus` runs anew each time: it has counted nothing, and has no requests."""
+    found = samples(Scrape([Figures("/x", "q", Status(waiting=1))], 0, 0))
+    assert not [name for name, *_ in found if re.match("process_|fsqueue_(http|counted|failed|task_duration)", name)]
+
+
+def test_buckets_hold_what_is_not_longer_than_their_bounds() -> None:
+    [found] = [family for family in families() if family.name == "fsqueue_task_duration_seconds"]
+    buckets = {one.labels["le"]: one.value for one in found.samples if one.name.endswith("_bucket")}
+    assert list(buckets.values()) == list(range(1, len(metrics.DURATIONS_S) + 2))
+    assert list(map(float, buckets)) == [*metrics.DURATIONS_S, math.inf]
+    assert {one.name[len(found.name) :]: one.value for one in found.samples[-2:]} == {
+        "_count": len(buckets),
+        "_sum": 1000.5,
+    }
+
+
+def test_each_counter_says_since_when_it_counts() -> None:
+    counters = [family for family in families() if family.type in ("counter", "histogram")]
+    assert len(counters) > 8
+    for family in counters:
+        assert re.search("since|begins at 0", family.documentation) or family.name.startswith("process_"), family.name
 
 
 def test_the_dashboard_asks_for_figures_that_there_are_with_labels_that_they_have() -> None:
@@ -86,11 +126,17 @@ def test_the_dashboard_asks_for_figures_that_there_are_with_labels_that_they_hav
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked += [one["definition"] for one in board["templating"]["list"] if "definition" in one]
     assert len(asked) > 10
-    assert {name for expression in asked for name in re.findall(r"fsqueue_\w+", expression)} <= names()
+    series = names() | {one.name for family in families() for one in family.samples}
+    assert {name for expression in asked for name in re.findall(r"(?:fsqueue|process)_\w+", expression)} <= series
     labels = {name for expression in asked for name in re.findall(r"(\w+)=~?\"", expression)}
     assert labels <= {"root", "queue", "state"}
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
     assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in board["panels"]}) == len(places)
+    shown = {name for expression in asked for name in re.findall(r"(?:fsqueue|process)_\w+", expression)}
+    for name in ("failed_attempts", "retried_tasks", "expired_leases", "given_up_tasks", "http_requests"):
+        assert f"fsqueue_{name}_total" in shown
+    assert "fsqueue_task_duration_seconds_bucket" in shown
 
 
 def test_without_the_library_a_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import fsqueue
-from fsqueue import metrics
-from fsqueue.service import api, faults, login, page, page_frame, request_fields, taskstore_calls
+from fsqueue.service import api, faults, figures, login, page, page_frame, taskstore_calls
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.page_contents import QueueLook
+from fsqueue.service.queue_counters import QueueCounters
 from fsqueue.service.request_batches import RequestBatches
+from fsqueue.service.request_figures import RequestFigures
 from fsqueue.service.served import Served
 from fsqueue.service.streaming import ClientHasGone
 from fsqueue.service.taskstore_wire import DurationUnit
@@ -51,6 +51,8 @@ class Gateway:
     followers: int = 0
     """How many streams of events are under way."""
     is_closing: bool = False
+    requests: RequestFigures = field(default_factory=RequestFigures)
+    counters: QueueCounters = field(default_factory=QueueCounters)
     _pauses: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def pause(self, seconds: float) -> None:
@@ -108,6 +110,7 @@ def application(
         },
     )
     app.router.redirect_slashes = False
+    made.requests.name(app.routes)
     app.state.gateway = made
     app.state.root_path = root_path
     calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
@@ -115,7 +118,7 @@ def application(
     app.state.pages = page_frame.Pages(made.served, made.threads, calls.has_clients)
     guarded = ClientTimeouts(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
     return BrowserHeaders(
-        ServerErrorMiddleware(guarded, faults.on_bug)
+        ServerErrorMiddleware(guarded, faults.on_bug), made.requests
     )  # it also answers for bugs of the two themselves
 
 
@@ -132,7 +135,7 @@ def _routes() -> list[BaseRoute]:
         *login.routes(),
         *api.routes(),
         *page.routes(),
-        Route("/metrics", _metrics),
+        *figures.routes(),
         *taskstore_calls.routes(),
     ]
 
@@ -210,69 +213,35 @@ HEADERS = {
 
 
 class BrowserHeaders:
-    """Give each answer of `app` the headers that it lacks. Nothing that answers may stand outside of this."""
+    """Give each answer of `app` the headers that it lacks. Nothing that answers may stand outside of this.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    It counts the requests, too: here each of them begins and ends.
+    """
+
+    def __init__(self, app: ASGIApp, requests: RequestFigures) -> None:
+        self._app, self._requests = app, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on the request, and mark its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status: int | None = None
 
         async def marking(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 _mark(MutableHeaders(raw=message.setdefault("headers", [])))
             await send(message)
 
-        await self._app(scope, receive, marking)
+        began = self._requests.begin()
+        try:
+            await self._app(scope, receive, marking)
+        finally:
+            self._requests.end(scope, status, began)
 
 
 def _mark(headers: MutableHeaders) -> None:
     for name, value in HEADERS.items():
         headers.setdefault(name, value)
-
-
-ALL = 1 << 40
-"""More queues than any group has."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsPage:
-    """Looks at queues, and how many queues were left out."""
-
-    looks: list[QueueLook]
-    left_out: int
-
-    def signature(self) -> object:
-        """Return what is equal as long as nothing has changed."""
-        return [look.signature() for look in self.looks]
-
-    def calls(self) -> int:
-        """Return about how many calls the look has made to the filesystem."""
-        return sum(look.calls() for look in self.looks)
-
-
-async def _metrics(request: Request) -> Response:
-    """Answer with figures for Prometheus (docs/metrics.md): of the queues whose whole names match `match`, or of all.
-
-    They are those of the first QUEUES_MAX queues.
-    """
-    pages: page_frame.Pages = request.app.state.pages
-    served, match = pages.served, request_fields.check_pattern("match", request.query_params.get("match"))
-
-    def make() -> MetricsPage:
-        names = served.names(match, 0, None, ALL)
-        looks = [pages.look(name) for name in names[: metrics.QUEUES_MAX]]
-        return MetricsPage(looks, max(0, len(names) - metrics.QUEUES_MAX))
-
-    def text() -> bytes:
-        seen = pages.looks.look(("metrics", match), make, fresh=True)
-        shown: MetricsPage = seen.shown
-        found = [
-            metrics.Figures(pages.root, look.name, look.status, look.activity, look.paused is not None)
-            for look in shown.looks
-            if not look.error
-        ]
-        unreadable = len(shown.looks) - len(found)
-        return metrics.text(metrics.Scrape(found, seen.at, seen.took_s, shown.left_out, unreadable))
-
-    return Response(await pages.threads.run(text), media_type=metrics.CONTENT_TYPE)

@@ -89,6 +89,10 @@ class PageLooks:
         with self._lock:
             return self._seen.get(key)
 
+    def age_s(self, seen: SeenPage) -> float:
+        """Return how long ago a look began, in seconds."""
+        return max(0.0, self._monotonic() - seen.taken_at + seen.took_s)
+
     def due_s(self, key: object, fresh: bool = False) -> float:
         """Return in how many seconds a page is to be looked at again; 0: now. `fresh`: somebody wants to know."""
         seen = self.last(key)

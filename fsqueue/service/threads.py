@@ -81,6 +81,11 @@ class ServiceThreads:
         except TimeoutError:
             raise unanswered(self._limits.answer_s, begun=True) from None
 
+    @property
+    def streams(self) -> int:
+        """Return how many streams have a thread."""
+        return self._streams
+
     def begin_stream(self) -> None:
         """Count a stream. Overloaded if there are too many."""
         with self._lock:
