@@ -167,6 +167,21 @@ def test_each_page_fits_each_window_and_runs_nothing_that_others_wrote(served: S
         )
 
 
+def test_ten_queues_take_few_lines_of_a_phone(served: Served, browser: Browser) -> None:
+    for number in range(10):
+        queue = served.group[f"stage {number}"]
+        queue.insert_many(range(100))
+        queue.complete(queue.lease(20)[:10])
+    served.show("/", 360)
+    served.says("10 queues")
+    rows = browser.run("[...document.querySelectorAll('#part-queues tbody tr')].map(row => row.offsetHeight)")
+    assert len(rows) == 10
+    assert max(rows) < 180  # one column a line takes 290
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+    assert browser.run(OVERLAPS)[1] == []
+    assert browser.run(CUT) == []
+
+
 def test_a_task_is_found_by_its_key_and_a_log_out_ends_the_visit(served: Served, browser: Browser) -> None:
     served.group["parse"].insert({"page": 17}, key="page 17/ä")
     served.show("/")
