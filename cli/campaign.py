@@ -35,6 +35,20 @@ NAME_CHARS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a worker of a job can do, as far as its options tell."""
+
+    at_a_time: int
+    """How many tasks it does at a time."""
+    limit_s: float
+    """The time limit of its job."""
+    work_s: float
+    """Seconds in which it begins and ends tasks: the limit, less the time by which Slurm warns it."""
+    tasks_max: int | None = None
+    """How many tasks it does at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class Campaign:
     """What is the same for all jobs of a campaign."""
 
@@ -55,6 +69,10 @@ class Campaign:
     """How long before their limit the workers hear of it, in seconds."""
     stops: int
     """How often campaigns had been stopped when this one began."""
+    worker: Capacity | None = None
+    """What a worker can do, by which empty slots are filled as far as the tasks need it; None: all slots are filled."""
+    replaces: bool = True
+    """Whether each job submits its successor. If not, a job has no first step."""
 
     def job_name(self, slot: int) -> str:
         """Return the name of all jobs of a slot."""
@@ -129,10 +147,14 @@ def names_of(queue_id: str) -> re.Pattern[str]:
     return re.compile(rf".+-{re.escape(queue_id[:8])}[0-9a-f]{{4}}-\d+")
 
 
-def name(base: str, queue_id: str) -> str:
-    """Return a new campaign's name. `base`: the name of the job, as the user wants it."""
+def name(base: str, queue_id: str, is_shared: bool) -> str:
+    """Return a campaign's name. `base`: the name of the job, as the user wants it.
+
+    `is_shared`: all campaigns of the queue have the same name, with one `base`. So their jobs share the slots, and what
+    is submitted by several commands at once waits instead of running beside the others.
+    """
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", base)[:NAME_CHARS_MAX]
-    return f"{plain}-{queue_id[:8]}{os.urandom(2).hex()}"
+    return f"{plain}-{queue_id[:12] if is_shared else queue_id[:8] + os.urandom(2).hex()}"
 
 
 def encode(campaign: Campaign, relay: Relay) -> str:
@@ -143,7 +165,8 @@ def encode(campaign: Campaign, relay: Relay) -> str:
 def decode(text: str) -> tuple[Campaign, Relay]:
     """Return what `encode` was given. ValueError, KeyError or TypeError for any other text."""
     found = json.loads(text)
-    return Campaign(**found["campaign"]), Relay(**found["relay"])
+    campaign, worker = Campaign(**found["campaign"]), found["campaign"].get("worker")
+    return replace(campaign, worker=None if worker is None else Capacity(**worker)), Relay(**found["relay"])
 
 
 def due(slots: Sequence[Sequence[tuple[str, bool]]], own: tuple[int, str] | None) -> list[int]:

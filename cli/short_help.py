@@ -190,6 +190,7 @@ SHORT = {
             "For weeks": {
                 "--resubmit": "Have each job submit its successor, until all is done.",
                 "--max-jobs": "",
+                "--fill": "As many jobs as the tasks need, N at most.",
                 "--stop": "Submit no more successors; running jobs end their tasks.",
                 "--now": "",
             },

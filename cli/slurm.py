@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsqueue.cluster import slurm as controller
 from fsqueue.format import wording
 from fsqueue.worker import (
     OUTPUTS,
@@ -25,12 +26,15 @@ from fsqueue.worker import (
     no_second_python,
 )
 
-from .campaign import JOBS_MAX, Campaign, Relay
+from .campaign import JOBS_MAX, LIMIT_SHARE, Campaign, Capacity, Relay
 from .campaign import name as campaign_name
 from .common import NOTHING_EXIT, example, json_option, path_of, queue_at, search_working_directory
 from .options import OneScreen, takes_value
 from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
+
+if TYPE_CHECKING:
+    from .worker_need import Reckoning
 
 SPARE_S = 30
 """Seconds before the grace at which workers hear of the end of their job."""
@@ -61,7 +65,7 @@ STOPPING = {"--stop", "--now", "--json"}
 NOT_ANEW = {
     "-a": "--array", "-W": "--wait", "-H": "--hold", "-M": "--clusters", "-I": "--immediate", "--test-only": "",
 }  # fmt: skip
-"""Options of sbatch, by their short names, that jobs which replace themselves cannot have."""
+"""Options of sbatch, by their short names, that jobs with slots cannot have: those of --resubmit and --fill."""
 _SLURM = re.compile(r"SLURM_|SLURMD_|SRUN_|SBATCH_(?:CPU|MEM)_BIND|PMI_|PMI2_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
 """Matches what Slurm and the launchers of MPI set in a job and its steps.
 
@@ -151,6 +155,7 @@ fsqueue slurm Q -N 4 --ntasks-per-node=1 --exclusive -j auto -t 60 -- ./process 
 fsqueue slurm Q -N 4 -n 64 -t 60 -- srun -n 16 --exact ./simulate {}
 fsqueue slurm Q --array 0-9 -t 60 --prologue modules.sh --call mypackage.tiles:render --print
 fsqueue slurm Q --resubmit --max-jobs 20 -t 24:00:00 -j 4 -- ./process {}     # for weeks
+fsqueue slurm Q --fill 20 -t 4:00:00 -j 4 -- ./process {}       # as many jobs as the tasks need
 fsqueue slurm --stop Q
 job=$(fsqueue slurm Q --array 0-99 -t 60 --requeue -- ./process {})
 sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
@@ -171,6 +176,9 @@ sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
               help="Have each job submit its successor when it begins, until the queues are drained.")  # fmt: skip
 @click.option("--max-jobs", type=click.IntRange(1, JOBS_MAX), metavar="N",
               help="How many jobs there are at once with --resubmit [1].")  # fmt: skip
+@click.option("--fill", type=click.IntRange(1, JOBS_MAX), metavar="N",
+              help="Submit as many jobs as the tasks need, by the durations measured so far, so that N are there at "
+              "most.")  # fmt: skip
 @click.option("--stop", "is_stop", is_flag=True,
               help="Submit no more successors; cancel those that wait. Running jobs finish their tasks.")  # fmt: skip
 @click.option("--now", "is_now", is_flag=True, help="With --stop: cancel those that run, too.")
@@ -186,6 +194,7 @@ def slurm(
     no_command_check: bool,
     resubmit: bool,
     max_jobs: int | None,
+    fill: int | None,
     is_stop: bool,
     is_now: bool,
     as_json: bool,
@@ -223,7 +232,13 @@ def slurm(
     has one, too. No more than --max-jobs run at once. A successor that finds the queues drained or paused ends at once,
     and the campaign is over. It is also over when no task fits the time limit. 'fsqueue slurm --stop Q' ends it, where
     Q is the first of its queues: jobs that wait are cancelled, those that run finish the tasks at work. Failed jobs do
-    not end it. docs/slurm.md tells more.
+    not end it. docs/resubmit.md tells more.
+
+    With --fill N, as many jobs are submitted as the unfinished tasks need within the time limit (--time), less the
+    workers that are there, or wait in Slurm. No more than N are there at once. A sentence says what that comes from:
+    the mean of the durations measured so far, -j and the time limit. While none is known, each task counts as long as a
+    job. Nothing watches the queues: each call reckons once. With --resubmit, each job that begins reckons again, and
+    submits those that are missing.
 
     \b
     Exit codes:
@@ -235,8 +250,12 @@ def slurm(
     if not queues:
         raise click.UsageError("Missing argument 'Q...'. Queues come first: fsqueue slurm Q --array 0-9 -- COMMAND")
     if is_stop or is_now:
-        _stop(ctx, queues, is_stop and not (resubmit or max_jobs), is_now, as_json)
+        _stop(ctx, queues, is_stop and not (resubmit or max_jobs or fill), is_now, as_json)
         return
+    if max_jobs is not None and fill is not None:
+        raise click.UsageError(
+            "--fill N says how many jobs there are at most: leave out --max-jobs. Nothing was submitted."
+        )
     if max_jobs is not None and not resubmit:
         raise click.UsageError("--max-jobs is for jobs that replace themselves: add --resubmit. Nothing was submitted.")
     if not ctx.meta["command"] and not {word.partition("=")[0] for word in for_run} & {"--call", "--load"}:
@@ -246,8 +265,9 @@ def slurm(
         typed = click.core.ParameterSource.COMMANDLINE
         is_given = {name: checked.get_parameter_source(name) is typed for name in ("jobs", "threads")}
     given = ctx.meta["sbatch"]
-    if resubmit:
-        _check_anew(given)
+    has_slots = resubmit or fill is not None
+    if has_slots:
+        _check_slots(given, "--resubmit" if fill is None else "--fill")
     if log_dir is not None and _names(given) & {"-o", "--output"}:
         raise click.UsageError("Give either --log-dir or --output.")
     before = "" if prologue is None else _read_prologue(prologue)
@@ -272,7 +292,7 @@ def slurm(
     has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
     one_worker = one_worker or names_launcher(ctx.meta["command"] or [])
     for_worker, stops_before = for_run[len(queues) :], 0
-    if resubmit:
+    if has_slots:
         stops_before = opened[0].store.queue_state.stops
         for_worker = ["--stoppable", "--stops-before", str(stops_before), *for_worker]
     cpus = _value(given, "-c", "--cpus-per-task")
@@ -293,6 +313,11 @@ def slurm(
         number = "%A_%a" if _names(given) & {"-a", "--array"} else "%j"
         defaults.append(f"--output={_pattern(logs)}/{name}{number}.out")
     launcher = _launcher(cpus) if has_tasks and not one_worker else []
+    if launcher and fill is not None:
+        raise click.UsageError(
+            "--fill reckons with one worker in each job, and a job of several tasks has one in each of them. Nothing "
+            "was submitted. Leave out -N, -n and the like, or add --one-worker if the tasks are for COMMAND."
+        )
     if launcher:
         complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
     outer = outer_variables(os.environ)
@@ -307,16 +332,23 @@ def slurm(
         logs=logs,
         outer=outer,
     )
-    if resubmit:
-        campaign = _campaign(submission, given, opened, paths, max_jobs or 1, options, stops_before)
+    if has_slots:
+        most = fill or max_jobs or 1
+        campaign = _campaign(submission, given, opened, paths, most, options, stops_before, fill is not None)
+        slots, reckoned = list(range(campaign.slots)), None
+        if fill is not None:
+            campaign = replace(campaign, worker=_capacity(submission.sbatch, campaign, options), replaces=resubmit)
+            slots, reckoned = _slots_to_fill(campaign, opened, only_print)
         depends_on = _value(given, "-d", "--dependency") or ""
         if only_print:
-            for slot in range(campaign.slots):
+            for slot in slots:
                 one = _of_slot(campaign, slot, submission, depends_on)
-                print_json(_described(one)) if as_json else say(*_as_shell(one))
+                why = {} if reckoned is None else {"fill": reckoned.as_dict()}
+                print_json(_described(one) | why) if as_json else say(*_as_shell(one))
             return
-        _make_logs(logs)
-        _begin(campaign, submission, depends_on, as_json)
+        if slots:
+            _make_logs(logs)
+        _begin(campaign, submission, depends_on, slots, reckoned, as_json)
     elif not only_print:
         _make_logs(logs)
         _submit(submission, as_json)
@@ -338,15 +370,59 @@ def _stop(ctx: click.Context, queues: list[str], is_alone: bool, is_now: bool, a
         raise click.exceptions.Exit(1)
 
 
-def _check_anew(given: list[str]) -> None:
-    """Refuse options of sbatch that jobs which replace themselves cannot have."""
+def _check_slots(given: list[str], option: str) -> None:
+    """Refuse options of sbatch that jobs with slots cannot have. `option`: why they have slots."""
     names = _names(given)
     for short, long in NOT_ANEW.items():
         if names & {short, long}:
-            more = ": --max-jobs N says how many jobs there are" if short == "-a" else ""
-            raise click.UsageError(f"{long or short} cannot be used with --resubmit{more}. Nothing was submitted.")
+            number = "--fill N" if option == "--fill" else "--max-jobs N"
+            more = f": {number} says how many jobs there are" if short == "-a" else ""
+            raise click.UsageError(f"{long or short} cannot be used with {option}{more}. Nothing was submitted.")
     if "?" in (_value(given, "-d", "--dependency") or ""):
-        raise click.UsageError("A dependency with '?' cannot be used with --resubmit. Nothing was submitted.")
+        raise click.UsageError(f"A dependency with '?' cannot be used with {option}. Nothing was submitted.")
+
+
+def _capacity(words: list[str], campaign: Campaign, options: dict[str, Any]) -> Capacity:
+    """Return what the worker of a job can do. UsageError if its options do not tell. `words`: the command of sbatch."""
+    at_a_time = options["threads"] or options["jobs"]
+    if at_a_time == AUTO:
+        raise click.UsageError(
+            "--fill has to know how many tasks a worker does at a time, and -j auto tells that only in the job. "
+            "Nothing was submitted. Give a number: -j N"
+        )
+    text = _value(words, "-t", "--time") or os.environ.get("SBATCH_TIMELIMIT") or ""
+    limit_s = controller.time_limit_s(text)
+    if limit_s is None:
+        said = f"'{text}' is none" if text else "none is given"
+        raise click.UsageError(
+            f"--fill has to know the time limit of a job, and {said}. Nothing was submitted. For example: -t 4:00:00"
+        )
+    work_s = max(limit_s - campaign.warned_s, limit_s * LIMIT_SHARE)
+    return Capacity(at_a_time, limit_s, min(work_s, options["max_runtime_s"] or work_s), options["max_tasks"])
+
+
+def _slots_to_fill(campaign: Campaign, opened: list[Any], only_print: bool) -> tuple[list[int], Reckoning]:
+    """Return the slots to which jobs are submitted, and why. Say so, too. UsageError if no task fits the time limit."""
+    from .worker_need import load_of, reckon, why_none_fits, workers_there
+
+    assert campaign.worker is not None
+    jobs = controller.jobs_by_name()
+    if jobs is None and not only_print:
+        complain(
+            "Slurm does not answer here (squeue), so nobody knows which workers wait. Nothing was submitted. To see "
+            "what would be submitted if none did: --print"
+        )
+        raise click.exceptions.Exit(1)
+    loads = [load_of(queue) for queue in opened]
+    if (why := why_none_fits(loads, campaign.worker)) is not None:
+        raise click.UsageError(f"{why[0].upper()}{why[1:]}. Nothing was submitted. Give a longer --time.")
+    reckoned = reckon(loads, campaign.worker, workers_there(opened, jobs or {}), campaign.slots)
+    empty = [slot for slot, listed in enumerate(campaign.slot_jobs(jobs or {})) if not listed]
+    for queue in opened:
+        if queue.paused is not None:
+            complain(f"{path_of(queue)} is paused: no worker is reckoned for its tasks")
+    complain(str(reckoned))
+    return empty[: reckoned.submitted], reckoned
 
 
 def _campaign(
@@ -357,13 +433,16 @@ def _campaign(
     slots: int,
     options: dict[str, Any],
     stops_before: int,
+    is_shared: bool,
 ) -> Campaign:
-    """Return a new campaign of jobs that are submitted so. `stops_before`: what its workers are told, too."""
+    """Return a campaign of jobs that are submitted so. `stops_before`: what its workers are told, too. `is_shared`: as
+    of `campaign.name`.
+    """
     words = submission.sbatch
     early = _value(words, "--signal") or ""
     _, at, seconds = early.rpartition("@")
     return Campaign(
-        name=campaign_name(_value(words, "-J", "--job-name") or "fsqueue", opened[0].id),
+        name=campaign_name(_value(words, "-J", "--job-name") or "fsqueue", opened[0].id, is_shared),
         slots=slots,
         queues=paths,
         upstream=list(options["upstream"]),
@@ -379,22 +458,32 @@ def _of_slot(campaign: Campaign, slot: int, submission: _Submission, depends_on:
     """Return the submission of a slot's first job."""
     from .successors import script_line
 
-    first, _, rest = submission.script.partition("\n")
-    line = script_line(campaign, Relay(slot=slot))
-    return replace(submission, sbatch=campaign.words(slot, depends_on, 0.0), script=f"{first}\n{line}\n{rest}")
+    script = submission.script
+    if campaign.replaces:
+        first, _, rest = script.partition("\n")
+        script = f"{first}\n{script_line(campaign, Relay(slot=slot))}\n{rest}"
+    return replace(submission, sbatch=campaign.words(slot, depends_on, 0.0), script=script)
 
 
-def _begin(campaign: Campaign, submission: _Submission, depends_on: str, as_json: bool) -> None:
-    """Submit the first jobs of a campaign, and print their ids."""
+def _begin(
+    campaign: Campaign,
+    submission: _Submission,
+    depends_on: str,
+    slots: list[int],
+    reckoned: Reckoning | None,
+    as_json: bool,
+) -> None:
+    """Submit jobs to slots of a campaign, and print their ids. `reckoned`: why these, if that was reckoned."""
     from .successors import NotTaken, begin_campaign
 
     first = _of_slot(campaign, 0, submission, depends_on)
     try:
-        jobs = begin_campaign(campaign, os.fsencode(first.script), depends_on)
+        jobs = begin_campaign(campaign, os.fsencode(first.script), depends_on, slots)
     except NotTaken as error:
         complain(f"no job was submitted: {error}. To see what would be submitted: --print")
         raise click.exceptions.Exit(1) from None
-    print_done(as_json, {"jobs": jobs, "campaign": campaign.name, **_described(first)}, *jobs)
+    said: dict[str, Any] = {"jobs": jobs, "campaign": campaign.name, **_described(first)}
+    print_done(as_json, said if reckoned is None else said | {"fill": reckoned.as_dict()}, *jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from .campaign import (
 from .common import path_of, queue_at
 from .options import seconds_in
 from .printing import complain, print_done, quoted
+from .worker_need import MEASURED_S, load_of, reckon, workers_there
 
 LEAVE = 3
 """Exit code of this step: the job ends, and no worker begins."""
@@ -51,8 +53,6 @@ FOREGROUND_S = 30.0
 """Seconds for which a worker waits until its job has a successor. Then another process goes on to try."""
 PAUSE_S = (1.0, 300.0)
 """The pause after the first refusal, and the longest, in seconds. Each is times a random number from 0.5 to 1.5."""
-MEASURED_S = 7 * 86_400.0
-"""Of how long ago durations of tasks count."""
 AGAIN = "--again"
 """With this, the step was taken by another process: what is handed on is decided."""
 UNWANTED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"}
@@ -73,18 +73,20 @@ def script_line(campaign: Campaign, relay: Relay) -> str:
 def submit(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> str:
     """Submit a job, and return its id. NotTaken if Slurm does not take it, or does not answer in time.
 
-    `script`: all of it. Its second line is made anew. `depends_on`: as of `Campaign.words`.
+    `script`: all of it. Its second line is made anew, if the campaign's jobs have a first step. `depends_on`: as of
+    `Campaign.words`.
     """
     from .slurm import outer_variables
 
-    first, _, rest = script.split(b"\n", 2)
-    line = os.fsencode(script_line(campaign, relay))
+    if campaign.replaces:
+        first, _, rest = script.split(b"\n", 2)
+        script = b"\n".join([first, os.fsencode(script_line(campaign, relay)), rest])
     outer = {*outer_variables(os.environ), *UNWANTED}
     words = campaign.words(relay.slot, depends_on, relay.pause_s)
     try:
         ran = subprocess.run(
             words,
-            input=b"\n".join([first, line, rest]),
+            input=script,
             capture_output=True,
             env={name: value for name, value in os.environ.items() if name not in outer},
             cwd=campaign.directory if os.path.isdir(campaign.directory) else None,
@@ -126,7 +128,11 @@ class Filling:
         if not is_seen and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
             complain("this site gives jobs other names, so a successor would not be found: no second one is submitted")
             return True
-        for slot in due(slots, (self.relay.slot, self.job)):
+        wanted = due(slots, (self.relay.slot, self.job))
+        if self.campaign.worker is not None and self.fills:
+            own = [slot for slot in wanted if slot == self.relay.slot]
+            wanted = wanted[: len(own) + _needed(self.campaign, jobs)]
+        for slot in wanted:
             is_own = slot == self.relay.slot
             if not is_own and not (self.fills and is_seen):  # with other names all slots would look empty
                 break
@@ -157,6 +163,17 @@ class Filling:
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, most_s)
         return True
+
+
+def _needed(campaign: Campaign, jobs: Mapping[str, list[tuple[str, bool]]]) -> int:
+    """Return how many more workers the tasks need, while the user's jobs are these. 0 if that cannot be read."""
+    assert campaign.worker is not None
+    try:
+        opened = [queue_at(path) for path in campaign.queues]
+        there = workers_there(opened, jobs)
+        return reckon([load_of(queue) for queue in opened], campaign.worker, there, campaign.slots).submitted
+    except (OSError, FsqueueError, click.ClickException):
+        return 0
 
 
 def is_stopped(campaign: Campaign) -> bool:
@@ -272,26 +289,27 @@ def _left_s() -> float:
     return 30 * 86_400.0 if end is None else end - time.time()
 
 
-def begin_campaign(campaign: Campaign, script: bytes, depends_on: str) -> list[str]:
-    """Submit a job to each slot, and return their ids. NotTaken if Slurm takes none.
+def begin_campaign(campaign: Campaign, script: bytes, depends_on: str, slots: Sequence[int]) -> list[str]:
+    """Submit a job to each of these slots, and return their ids. NotTaken if Slurm takes none.
 
-    Those that it refuses for half a minute are left to the first jobs that begin. `depends_on`: for all of them.
+    Those that it refuses for half a minute are left to the first jobs that begin, or to the user. `depends_on`: for all
+    of them.
     """
     jobs: list[str] = []
     until, (pause_s, _) = time.monotonic() + FOREGROUND_S, PAUSE_S
-    while len(jobs) < campaign.slots:
+    while len(jobs) < len(slots):
         try:
-            jobs.append(submit(campaign, Relay(slot=len(jobs)), script, depends_on))
+            jobs.append(submit(campaign, Relay(slot=slots[len(jobs)]), script, depends_on))
             time.sleep(SPACE_S)
         except NotTaken as error:
             wait_s = pause_s * random.uniform(0.5, 1.5)
             if not jobs:
                 raise
             if time.monotonic() + wait_s > until:
-                complain(
-                    f"Slurm has taken {wording.counted(len(jobs), 'job')} of {campaign.slots:,} ({error}). The first "
-                    "jobs that begin submit those that are missing."
-                )
+                rest = "For the others, repeat the command later."
+                if campaign.replaces:
+                    rest = "The first jobs that begin submit those that are missing."
+                complain(f"Slurm has taken {wording.counted(len(jobs), 'job')} of {len(slots):,} ({error}). {rest}")
                 break
             time.sleep(wait_s)
             pause_s *= 2

@@ -53,6 +53,24 @@ def job_end() -> float | None:
     return end if time.time() < end < math.inf else None
 
 
+def time_limit_s(text: str) -> float | None:
+    """Return the seconds of a time limit as sbatch reads it: `60` (minutes), `1:30` (minutes, seconds), `1:00:00`,
+    `2-12`, `2-12:30`, `2-12:30:00`. None for no limit, and for other text.
+    """
+    found = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?", text.strip(), re.ASCII)
+    if found is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in found.groups())
+    numbers = [part for part in parts if part is not None]
+    if days is not None:  # hours come first
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, minutes, seconds = 0, *(*numbers, 0)[:2]
+    return float((((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or None
+
+
 def processors() -> int:
     """Return how many processors this process may use: those of its task of a Slurm job, or else of this machine.
 

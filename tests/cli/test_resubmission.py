@@ -1,5 +1,6 @@
-"""slurm --resubmit: jobs that replace themselves, with a stand-in for Slurm; tests/lab/test_resubmission.py has a real
-one.
+"""slurm --resubmit, --fill: jobs that replace themselves, and as many as are needed, with a stand-in for Slurm.
+
+tests/lab/test_resubmission.py has a real one.
 
 The order of steps and the crash table are in docs/decisions/0062-jobs-that-replace-themselves.md.
 """
@@ -17,7 +18,19 @@ from pathlib import Path
 
 import pytest
 from fsqueue_cli import campaign, successors
-from fsqueue_cli.campaign import Campaign, Evidence, Relay, Sighting, after, after_nothing, due, may_fill, why_none_fits
+from fsqueue_cli.campaign import (
+    Campaign,
+    Capacity,
+    Evidence,
+    Relay,
+    Sighting,
+    after,
+    after_nothing,
+    due,
+    may_fill,
+    why_none_fits,
+)
+from fsqueue_cli.worker_need import Load, Reckoning, load_of, reckon
 
 from fsqueue import Queue, Worker
 from fsqueue.cluster import slurm as controller
@@ -504,6 +517,8 @@ def test_any_word_is_handed_on_as_it_is() -> None:
     given = Campaign("n", 1, words, [], False, words, "/", 40, 0)
     assert campaign.decode(campaign.encode(given, Relay(slot=3))) == (given, Relay(slot=3))
     assert campaign.encode(given, Relay()).isascii()
+    given = replace(given, worker=Capacity(4, 3600.0, 3560.0, 7), replaces=False)
+    assert campaign.decode(campaign.encode(given, Relay())) == (given, Relay())
 
 
 def test_the_measured_durations_are_those_of_the_queues(busy: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,3 +527,249 @@ def test_the_measured_durations_are_those_of_the_queues(busy: Queue, monkeypatch
     assert successors._shortest_s(given) is None
     Worker(busy, command=["true"]).run()
     assert (successors._shortest_s(given) or 0.0) > 0.0
+
+
+# -- as many jobs as the tasks need
+
+
+def fill(fsqueue_cli: Run, queue: Queue, most: int, *options: object) -> tuple[list[str], dict[str, object]]:
+    """Submit what is missing, and return the ids of the jobs and the reckoning."""
+    said = json.loads(fsqueue_cli("slurm", queue.path, "--fill", most, *options, "--json", "--", "true").stdout)
+    return said["jobs"], said["fill"]
+
+
+def took(queue: Queue, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    """Let the queue's completed tasks have taken so long."""
+    real = Queue.timeline
+
+    def timeline(self: Queue, window_s: float = 3600, pieces: int = 60) -> object:
+        return replace(real(self, window_s, pieces), work_s=[(one, 20) for one in seconds])
+
+    monkeypatch.setattr(Queue, "timeline", timeline)
+
+
+def test_as_many_jobs_as_the_tasks_need_at_the_measured_rate(
+    fsqueue_cli: Run, queue: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has 3,560 s, and does two tasks of 600 s at a time: ten in all."""
+    queue.insert_many(range(31))
+    took(queue, monkeypatch, 500.0, 700.0)
+    jobs, said = fill(fsqueue_cli, queue, 10, "-t", 60, "-j", 2)
+    assert jobs == ["1", "2", "3", "4"]
+    assert said == {
+        "most": 10, "tasks": 31, "measured": 40, "mean_s": 600.0, "at_a_time": 2, "work_s": 3560.0, "needed": 4,
+        "there": 0, "submitted": 4,
+    }  # fmt: skip
+    assert names(slurm) == ["0", "1", "2", "3"]
+    assert all(job["is_single"] and "--stoppable" in job["script"] for job in slurm.jobs())
+    assert not any("successors" in job["script"] for job in slurm.jobs())
+    assert fill(fsqueue_cli, queue, 10, "-t", 60, "-j", 2)[0] == [], "they are there"
+    slurm.change("2", state="COMPLETED")
+    assert fill(fsqueue_cli, queue, 10, "-t", 60, "-j", 2)[0] == ["5"]
+    assert names(slurm)[-1] == "1", "it has the place of the one that ended"
+
+
+def test_no_more_than_n_are_there_and_others_count(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(fsqueue_cli, busy)
+    assert step(slurm, monkeypatch, "1") == 0
+    busy.lease(1)
+    said = fsqueue_cli("slurm", busy.path, "--fill", 4, "-t", 60, "--", "true")
+    assert said.stdout.split() == ["3"], "a campaign's job with its successor is one worker, a process another"
+    assert " ".join(said.stderr.split()).endswith(
+        "3 tasks to do, no duration is known yet, so each of these counts as all of a worker's time; a worker has 59 "
+        "min and does 1 at a time: 3 workers needed, 2 there, 1 to submit (at most 4)"
+    )
+    busy.insert_many(range(40))
+    assert len(fill(fsqueue_cli, busy, 4, "-t", 60)[0]) == 1
+
+
+def test_two_commands_at_once_have_no_more_than_n_jobs_that_run(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look before either submits."""
+    monkeypatch.setattr(controller, "jobs_by_name", dict)
+    assert [len(fill(fsqueue_cli, busy, 2, "-t", 60)[0]) for _ in range(2)] == [2, 2]
+    assert slurm.can_begin() == ["1", "2"]
+
+
+@pytest.mark.parametrize(("act", "left"), [("kill-before", 0), ("kill-after", 1), ("lose", 1)])
+def test_a_fill_that_dies_is_repeated(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, spawn: Spawn, act: str, left: int
+) -> None:
+    slurm.fault("sbatch", act)
+    with spawn("slurm", busy.path, "--fill", 3, "-t", 60, "--", "true") as process:
+        assert process.wait() == (1 if act == "lose" else -signal.SIGKILL)
+    assert len(slurm.jobs()) == left
+    assert len(fill(fsqueue_cli, busy, 3, "-t", 60)[0]) == 3 - left
+    assert sorted(names(slurm)) == ["0", "1", "2"]
+
+
+def test_a_refusal_in_a_burst_is_tried_again(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = successors.submit
+    refusals = [0, 2, 1, 0]
+
+    def submit(to: Campaign, relay: Relay, *rest: object) -> str:
+        if relay.slot and refusals[relay.slot]:
+            refusals[relay.slot] -= 1
+            raise successors.NotTaken("not now")
+        return real(to, relay, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(successors, "submit", submit)
+    assert len(fill(fsqueue_cli, busy, 3, "-t", 60)[0]) == 3
+    slurm.change("3", state="FAILED")
+    monkeypatch.setattr(successors, "FOREGROUND_S", 0.0)
+    busy.insert("one more")
+    refusals[3] = 1
+    said = fsqueue_cli("slurm", busy.path, "--fill", 4, "-t", 60, "--", "true").stderr
+    assert "has taken 1 job of 2" in said
+    assert "repeat the command" in said
+
+
+def test_a_job_that_begins_fills_up_as_far_as_the_tasks_need(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took(busy, monkeypatch, 1000.0)
+    assert fill(fsqueue_cli, busy, 3, "-t", 60, "--resubmit")[0] == ["1"]
+    assert step(slurm, monkeypatch, "1") == 0
+    assert names(slurm) == ["0", "0"], "one worker does three tasks of 1,000 s, and the job has its successor"
+    slurm.change("1", state="COMPLETED")
+    busy.insert_many(range(3))
+    busy.complete(busy.lease(1))
+    assert step(slurm, monkeypatch, "2") == 0
+    assert names(slurm)[2:] == ["0", "1"]
+    busy.insert_many(range(100))
+    busy.complete(busy.lease(1))
+    slurm.change("2", state="COMPLETED")
+    assert step(slurm, monkeypatch, "3") == 0
+    assert names(slurm)[4:] == ["0", "2"], "three are there at most"
+    assert "4 waiting jobs" not in fsqueue_cli("slurm", "--stop", busy.path).stdout
+    assert slurm.jobs("PENDING") == []
+
+
+def test_a_job_that_cannot_reckon_submits_its_successor_alone(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(fsqueue_cli, busy, 2, "-t", 60, "--resubmit")
+    slurm.change("2", state="FAILED")
+
+    def timeline(*_: object) -> None:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(Queue, "timeline", timeline)
+    assert step(slurm, monkeypatch, "1") == 0
+    assert names(slurm) == ["0", "1", "0"]
+
+
+def test_a_stop_ends_the_jobs_of_a_fill(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    fill(fsqueue_cli, busy, 3, "-t", 60)
+    slurm.change("1", state="RUNNING")
+    said = fsqueue_cli("slurm", "--stop", busy.path).stdout
+    assert "2 waiting jobs cancelled (2 3); 1 running job finishes its tasks (1)" in said
+
+
+def test_what_is_printed_is_what_a_fill_submits(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    options = ["slurm", busy.path, "--fill", 2, "-t", 60]
+    printed = fsqueue_cli(*options, "--print", "--", "true").stdout
+    slurm.fault("squeue", "refuse")
+    assert fsqueue_cli(*options, "--print", "--", "true").stdout == printed, "also where Slurm does not answer"
+    fsqueue_cli(*options, "--", "true")
+    told = [[job["words"], job["script"]] for job in slurm.jobs()]
+    subprocess.run(["bash", "-c", printed], check=True, stdout=subprocess.DEVNULL)
+    assert [[job["words"], job["script"]] for job in slurm.jobs()[2:]] == told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "time limit of a job, and none is given"),
+        (["-t", "UNLIMITED"], "'UNLIMITED' is none"),
+        (["-t", "60", "-j", "auto"], "-j auto tells that only in the job"),
+        (["-t", "60", "--max-jobs", "3"], "leave out --max-jobs"),
+        (["-t", "60", "--resubmit", "--max-jobs", "3"], "leave out --max-jobs"),
+        (["-t", "60", "--array", "0-3"], "--fill N says how many"),
+        (["-t", "60", "-n", "4"], "one worker in each job"),
+        (["-t", "60", "--hold"], "--hold cannot be used with --fill"),
+        (["--stop"], "stands alone"),
+    ],
+)
+def test_a_fill_that_makes_no_sense_is_refused(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, words: list[str], said: str
+) -> None:
+    assert said in fsqueue_cli("slurm", busy.path, "--fill", 3, *words, "--", "true", code=2).stderr
+    assert slurm.jobs() == []
+
+
+def test_a_fill_says_if_no_task_fits_or_slurm_does_not_answer(
+    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.fault("squeue", "refuse")
+    assert "nobody knows which workers wait" in fsqueue_cli(
+        "slurm", busy.path, "--fill", 3, "-t", 60, "--", "true", code=1
+    ).stderr  # fmt: skip
+    took(busy, monkeypatch, 7200.0)
+    said = fsqueue_cli("slurm", busy.path, "--fill", 3, "-t", 60, "--", "true", code=2).stderr
+    assert re.search(r"took\s+2 h,\s+and a job has\s+1 h", said)
+    assert slurm.jobs() == []
+
+
+def test_a_paused_queue_needs_no_workers(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
+    busy.pause()
+    said = fsqueue_cli("slurm", busy.path, "--fill", 3, "-t", 60, "--", "true").stderr
+    assert "is paused" in said
+    assert "0 workers needed" in said
+    assert slurm.jobs() == []
+
+
+HOUR = Capacity(4, 3600.0, 3560.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "worker", "workers"),
+    [
+        (Load(100), HOUR, 25.0),
+        (Load(100, 5, 60.0, 50.0), HOUR, 100 / (4 * 59)),
+        (Load(100, 5, 2000.0, 50.0), HOUR, 25.0),
+        (Load(100, 5, 5000.0, 50.0), HOUR, 25.0),
+        (Load(100, 19, 5000.0, 4000.0), HOUR, 25.0),
+        (Load(100, 20, 5000.0, 4000.0), HOUR, 0.0),
+        (Load(100, 5, 0.0, 0.0), HOUR, 100 / (4 * 3_560_000)),
+        (Load(100, 5, 60.0, 50.0), replace(HOUR, tasks_max=10), 10.0),
+        (Load(100, 5, 2000.0, 50.0, at_once_max=8.0), HOUR, 2.0),
+        (Load(100, at_once_max=1000.0), HOUR, 25.0),
+    ],
+)
+def test_how_many_workers_a_queue_needs(load: Load, worker: Capacity, workers: float) -> None:
+    assert load.workers(worker) == pytest.approx(workers)
+
+
+def test_queues_share_workers() -> None:
+    half = Load(20, 50, 700.0, 1.0)  # a worker does 20 of them
+    assert reckon([half, half, Load(0)], HOUR, 0, 9).needed == 2
+    assert reckon([Load(1), Load(1)], HOUR, 0, 9).needed == 1
+    assert reckon([], HOUR, 2, 9) == Reckoning(9, 0, 0, None, 4, 3560.0, 0, 2)
+    mixed = reckon([half, Load(1)], HOUR, 0, 9)
+    assert (mixed.needed, mixed.mean_s) == (2, None)
+    assert "the durations of some are not known" in str(mixed)
+
+
+def test_limits_of_a_queue_bound_what_is_at_work(busy: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy.change_settings(max_leased=6, rate="30/m", limit={"licence": 2})
+    assert load_of(busy).at_once_max == 6
+    took(busy, monkeypatch, 4.0)
+    assert load_of(busy) == Load(3, 20, 4.0, 4.0, at_once_max=2.0)
+    busy.change_settings(max_leased=None, rate=None)
+    assert load_of(busy).at_once_max is None, "how many values a field has is not known"
+
+
+def test_the_load_of_a_queue_is_what_was_measured(busy: Queue) -> None:
+    assert load_of(busy) == Load(3)
+    Worker(busy, command=["true"], max_tasks=2).run()
+    found = load_of(busy)
+    assert (found.tasks, found.measured) == (1, 2)
+    assert found.shortest_s is not None
+    assert found.mean_s is not None
+    assert found.mean_s >= found.shortest_s

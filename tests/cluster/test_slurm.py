@@ -124,3 +124,15 @@ def test_processors_are_those_of_the_job_s_task_or_of_the_machine(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert slurm.processors() == processors
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60", 3600), ("1:30", 90), ("1:00:00", 3600), ("2-12", 216_000), ("2-12:30", 217_800),
+        ("2-12:30:15", 217_815), (" 5 ", 300), ("0", None), ("UNLIMITED", None), ("", None), ("1h", None),
+        ("1:2:3:4", None), ("-1", None), ("1-", None),
+    ],
+)  # fmt: skip
+def test_a_time_limit_is_read_as_sbatch_does(text: str, seconds: float | None) -> None:
+    assert slurm.time_limit_s(text) == seconds

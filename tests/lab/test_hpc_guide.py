@@ -30,6 +30,7 @@ SESSION = (
     ("hpc.md", "Try one"),
     ("hpc.md", "In jobs"),
     ("slurm.md", "Options of a job"),
+    ("slurm.md", "As many jobs as the tasks need"),
     ("slurm.md", "A script of your own"),
     ("resubmit.md", "Jobs for weeks"),
     ("hpc.md", "What failed"),
