@@ -6,6 +6,7 @@ All campaigns begin at first. tests/cli/test_resubmission.py has each step with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from fsqueue import Queue
 from tests.lab.cluster import Cluster, why_no_cluster
 from tests.lab.conftest import needs
+from tests.waiting import LOOK_AGAIN
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -166,3 +168,31 @@ def test_a_limit_that_no_task_fits_ends_the_campaign(campaigns: dict[str, Jobs])
     said = jobs.logs()
     assert said.count("no task fits the time limit") == 1
     assert said.count("follows this one") in (3, 4), "it went on while other campaigns were looked at"
+
+
+def test_as_many_jobs_as_the_tasks_need(cluster: Cluster) -> None:
+    """The jobs of --fill share their places with those that are there, and end with the tasks."""
+    queue = Queue.create(cluster.directory / "filled")
+    queue.insert_many(range(12))
+    jobs = Jobs(cluster, queue, 3)
+    go = cluster.directory / "go"
+    words = ("slurm", queue.path, "--fill", 3, "--json", "-t", 60, "-j", 2)
+    command = ("--", "sh", "-c", f"until [ -e {go} ]; do {LOOK_AGAIN}; done")
+
+    def fill(*options: str) -> dict[str, Any]:
+        reckoned: dict[str, Any] = json.loads(cluster.fsqueue(*words, *options, *command))["fill"]
+        return reckoned
+
+    first = fill()
+    assert (first["needed"], first["there"], first["submitted"]) == (6, 0, 3)
+    running = jobs.until("three run", lambda found: len(found["RUNNING"]) == 3 and found["RUNNING"])
+    assert fill()["submitted"] == 0
+    jobs.until("their workers hold tasks", lambda _: queue.status().leased == 6)
+    assert fill()["there"] == 3, "a worker that holds tasks is the same as its job"
+    cluster.run("scancel", running[0])
+    jobs.until("two run", lambda found: len(found["RUNNING"]) == 2)
+    assert fill("--resubmit")["submitted"] == 1
+    jobs.until("it has a successor", lambda found: list(map(len, found.values())) == [1, 3])
+    go.touch()
+    jobs.until("none is left", lambda found: not any(found.values()))
+    assert queue.status().completed == 12
