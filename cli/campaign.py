@@ -73,6 +73,14 @@ class Campaign:
     """What a worker can do, by which empty slots are filled as far as the tasks need it; None: all slots are filled."""
     replaces: bool = True
     """Whether each job submits its successor. If not, a job has no first step."""
+    scheduler: str = "slurm"
+    max_runtime_s: float | None = None
+    """How long a worker works at most, if its script says so; None: as long as its job lasts."""
+
+    @property
+    def stop_command(self) -> str:
+        """Return what ends the campaign."""
+        return f"fsqueue {'slurm' if self.scheduler == 'slurm' else 'resubmit'} --stop"
 
     def job_name(self, slot: int) -> str:
         """Return the name of all jobs of a slot."""
@@ -144,7 +152,13 @@ class Evidence:
 
 def names_of(queue_id: str) -> re.Pattern[str]:
     """Return what matches the names of all jobs of a queue's campaigns."""
-    return re.compile(rf".+-{re.escape(queue_id[:8])}[0-9a-f]{{4}}-\d+")
+    own = re.escape(queue_id[:8])
+    return re.compile(rf"(?:.+-{own}[0-9a-f]{{4}}|f{own}[0-9a-f]{{2}})-\d+")
+
+
+def short_name(queue_id: str) -> str:
+    """Return a new campaign's name for schedulers that take names of 15 characters."""
+    return f"f{queue_id[:8]}{os.urandom(1).hex()}"
 
 
 def name(base: str, queue_id: str, is_shared: bool) -> str:

@@ -326,7 +326,7 @@ def slurm(
             f"this is typed in job {job_of(os.environ)}: the new job does not get the "
             f"{wording.counted(len(outer), 'variable')} of that one (SLURM_* and such; what you set as SBATCH_* stays)"
         )
-    submission = _Submission(
+    submission = Submitted(
         sbatch=["sbatch", "--parsable", *defaults, *given],
         script=_script(before, launcher, [*paths, *for_worker]),
         logs=logs,
@@ -344,7 +344,7 @@ def slurm(
             for slot in slots:
                 one = _of_slot(campaign, slot, submission, depends_on)
                 why = {} if reckoned is None else {"fill": reckoned.as_dict()}
-                print_json(_described(one) | why) if as_json else say(*_as_shell(one))
+                print_json(described(one) | why) if as_json else say(*as_shell(one))
             return
         if slots:
             _make_logs(logs)
@@ -353,9 +353,9 @@ def slurm(
         _make_logs(logs)
         _submit(submission, as_json)
     elif as_json:
-        print_json(_described(submission))
+        print_json(described(submission))
     else:
-        say(*_as_shell(submission))
+        say(*as_shell(submission))
 
 
 def _stop(ctx: click.Context, queues: list[str], is_alone: bool, is_now: bool, as_json: bool) -> None:
@@ -364,7 +364,7 @@ def _stop(ctx: click.Context, queues: list[str], is_alone: bool, is_now: bool, a
         raise click.UsageError("--stop stands alone with its queues, and --now with it: fsqueue slurm --stop Q --now")
     from .successors import stop
 
-    done = [stop(queue, is_now, as_json) for queue in queues]
+    done = [stop(queue, is_now, as_json, controller) for queue in queues]
     if not all(done):
         complain("not all jobs could be cancelled. Repeat this where Slurm answers, or see 'squeue --me'")
         raise click.exceptions.Exit(1)
@@ -426,7 +426,7 @@ def _slots_to_fill(campaign: Campaign, opened: list[Any], only_print: bool) -> t
 
 
 def _campaign(
-    submission: _Submission,
+    submission: Submitted,
     given: list[str],
     opened: list[Any],
     paths: list[str],
@@ -454,7 +454,7 @@ def _campaign(
     )
 
 
-def _of_slot(campaign: Campaign, slot: int, submission: _Submission, depends_on: str) -> _Submission:
+def _of_slot(campaign: Campaign, slot: int, submission: Submitted, depends_on: str) -> Submitted:
     """Return the submission of a slot's first job."""
     from .successors import script_line
 
@@ -467,7 +467,7 @@ def _of_slot(campaign: Campaign, slot: int, submission: _Submission, depends_on:
 
 def _begin(
     campaign: Campaign,
-    submission: _Submission,
+    submission: Submitted,
     depends_on: str,
     slots: list[int],
     reckoned: Reckoning | None,
@@ -482,12 +482,12 @@ def _begin(
     except NotTaken as error:
         complain(f"no job was submitted: {error}. To see what would be submitted: --print")
         raise click.exceptions.Exit(1) from None
-    said: dict[str, Any] = {"jobs": jobs, "campaign": campaign.name, **_described(first)}
+    said: dict[str, Any] = {"jobs": jobs, "campaign": campaign.name, **described(first)}
     print_done(as_json, said if reckoned is None else said | {"fill": reckoned.as_dict()}, *jobs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Submission:
+class Submitted:
     """What is submitted, and how."""
 
     sbatch: list[str]
@@ -655,7 +655,7 @@ def _script(prologue: str, launcher: list[str], arguments: list[str]) -> str:
     return f"#!/bin/bash\n{before}exec {' '.join(map(quoted, worker))}\n"
 
 
-def _as_shell(submission: _Submission) -> list[str]:
+def as_shell(submission: Submitted) -> list[str]:
     """Return lines that do for bash what would be done here."""
     made = [] if submission.logs is None else [f"mkdir -p -- {quoted(submission.logs)}"]
     if submission.outer:
@@ -671,7 +671,7 @@ def _as_shell(submission: _Submission) -> list[str]:
     return [*made, f"{submit} <<'{end}'", *lines, end]
 
 
-def _submit(submission: _Submission, as_json: bool) -> None:
+def _submit(submission: Submitted, as_json: bool) -> None:
     """Submit, and print the job's id as soon as it is known: with --wait, sbatch stays."""
     own = {name: value for name, value in os.environ.items() if name not in submission.outer}
     try:
@@ -692,7 +692,7 @@ def _submit(submission: _Submission, as_json: bool) -> None:
             pass  # it has refused already
         job, _, cluster = process.stdout.readline().decode(errors="replace").strip().partition(";")
         if job:
-            print_done(as_json, {"job": job, "cluster": cluster or None, **_described(submission)}, job)
+            print_done(as_json, {"job": job, "cluster": cluster or None, **described(submission)}, job)
         sys.stdout.flush()
         status = process.wait()
     if status and not job:
@@ -702,7 +702,7 @@ def _submit(submission: _Submission, as_json: bool) -> None:
         raise click.exceptions.Exit(status if 0 < status < 256 else 1)
 
 
-def _described(submission: _Submission) -> dict[str, Any]:
+def described(submission: Submitted) -> dict[str, Any]:
     """Return what is submitted, as JSON can hold it: arguments may be any bytes."""
     return {
         "sbatch": [_text(word) for word in submission.sbatch],

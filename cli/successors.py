@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import click
 
 import fsqueue
-from fsqueue.cluster import slurm as controller
+from fsqueue.cluster import pbs, slurm
 from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.format import wording
 from fsqueue.storage import stops
@@ -53,6 +54,12 @@ FOREGROUND_S = 30.0
 """Seconds for which a worker waits until its job has a successor. Then another process goes on to try."""
 PAUSE_S = (1.0, 300.0)
 """The pause after the first refusal, and the longest, in seconds. Each is times a random number from 0.5 to 1.5."""
+CONTROLLERS: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs}
+"""What asks each scheduler. They have functions of the same names."""
+MARK = b"#fsqueue "
+"""What the second line of a script begins with that tells a job its campaign, where the user has written the script."""
+ALONE_S = 60.0
+"""Seconds for which a job waits until others of its slot have left, which began at the same time."""
 AGAIN = "--again"
 """With this, the step was taken by another process: what is handed on is decided."""
 UNWANTED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"}
@@ -60,7 +67,7 @@ UNWANTED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SLURM_CLUSTER
 
 
 class NotTaken(Exception):
-    """Slurm did not take a job, or did not answer: then it may have taken it."""
+    """The scheduler did not take a job, or did not answer: then it may have taken it."""
 
 
 def script_line(campaign: Campaign, relay: Relay) -> str:
@@ -70,19 +77,28 @@ def script_line(campaign: Campaign, relay: Relay) -> str:
     return f"trap '' USR1; {step} \"$0\" {told}; [ $? != {LEAVE} ] || exit 0; trap - USR1"
 
 
+def submission(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> tuple[list[str], bytes]:
+    """Return the command that submits a job, and the script on its standard input. Arguments as of `submit`."""
+    if campaign.replaces:
+        first, _, rest = script.split(b"\n", 2)
+        is_own = campaign.scheduler == "slurm"
+        line = os.fsencode(script_line(campaign, relay)) if is_own else MARK + encode(campaign, relay).encode()
+        script = b"\n".join([first, line, rest])
+    if campaign.scheduler == "slurm":
+        return campaign.words(relay.slot, depends_on, relay.pause_s), script
+    return pbs.submission(campaign.job_name(relay.slot), depends_on, relay.pause_s), script
+
+
 def submit(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> str:
-    """Submit a job, and return its id. NotTaken if Slurm does not take it, or does not answer in time.
+    """Submit a job, and return its id. NotTaken if the scheduler does not take it, or does not answer in time.
 
     `script`: all of it. Its second line is made anew, if the campaign's jobs have a first step. `depends_on`: as of
     `Campaign.words`.
     """
     from .slurm import outer_variables
 
-    if campaign.replaces:
-        first, _, rest = script.split(b"\n", 2)
-        script = b"\n".join([first, os.fsencode(script_line(campaign, relay)), rest])
+    words, script = submission(campaign, relay, script, depends_on)
     outer = {*outer_variables(os.environ), *UNWANTED}
-    words = campaign.words(relay.slot, depends_on, relay.pause_s)
     try:
         ran = subprocess.run(
             words,
@@ -94,13 +110,13 @@ def submit(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise NotTaken(f"sbatch did not answer within {SUBMIT_S:g} s") from None
+        raise NotTaken(f"{words[0]} did not answer within {SUBMIT_S:g} s") from None
     except OSError as error:
-        raise NotTaken(f"sbatch cannot be run here ({error.strerror or error})") from None
-    job = ran.stdout.decode(errors="replace").strip().partition(";")[0]
-    if ran.returncode or not job.isdecimal():
+        raise NotTaken(f"{words[0]} cannot be run here ({error.strerror or error})") from None
+    job: str | None = CONTROLLERS[campaign.scheduler].job_in(ran.stdout.decode(errors="replace"))
+    if ran.returncode or job is None:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
-        raise NotTaken(lines[-1] if lines else f"sbatch ended with exit status {ran.returncode}")
+        raise NotTaken(lines[-1] if lines else f"{words[0]} ended with exit status {ran.returncode}")
     return job
 
 
@@ -113,19 +129,20 @@ class Filling:
     def __init__(self, campaign: Campaign, relay: Relay, script: bytes, job: str, fills: bool) -> None:
         self.campaign, self.relay, self.script, self.job, self.fills = campaign, relay, script, job, fills
         self.refused = ""
-        """Why Slurm did not take the last one."""
+        """Why the scheduler did not take the last one."""
+        self.controller = CONTROLLERS[campaign.scheduler]
 
     def is_done(self) -> bool:
         """Take the steps once. False if this job has no successor yet: take them again later."""
         if is_stopped(self.campaign):
             return True
-        jobs = controller.jobs_by_name()
+        jobs = self.controller.jobs_by_name()
         if jobs is None:
-            self.refused = "squeue does not answer"
+            self.refused = f"{self.controller.TITLE} does not tell which jobs there are"
             return False
         slots = self.campaign.slot_jobs(jobs)
         is_seen = any(job == self.job for job, _ in slots[self.relay.slot])
-        if not is_seen and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        if not is_seen and (self.controller is not slurm or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"):
             complain("this site gives jobs other names, so a successor would not be found: no second one is submitted")
             return True
         wanted = due(slots, (self.relay.slot, self.job))
@@ -138,16 +155,23 @@ class Filling:
                 break
             relay = self.relay if is_own else replace(self.relay, slot=slot, job=None, pause_s=0.0, quick=0)
             try:
-                submitted = submit(self.campaign, relay, self.script, f"afterany:{self.job}" if is_own else "")
+                submitted = submit(self.campaign, relay, self.script, self._depends(slots) if is_own else "")
             except NotTaken as error:
                 self.refused = str(error)
                 return not is_own  # an empty slot is left to the next job that begins
             if is_stopped(self.campaign):  # after the last look: `--stop` may have listed the jobs before
-                controller.cancel([submitted], only_waiting=True)
+                self.controller.cancel([submitted], only_waiting=True)
                 return True
             complain(f"job {submitted} {'follows this one' if is_own else 'fills an empty place'}")
             time.sleep(SPACE_S)
         return True
+
+    def _depends(self, slots: Sequence[Sequence[tuple[str, bool]]]) -> str:
+        """Return what the successor depends on: where the scheduler does not keep jobs of one name apart, on all of
+        its slot.
+        """
+        others = [] if self.controller is slurm else [job for job, _ in slots[self.relay.slot] if job != self.job]
+        return f"afterany:{':'.join([self.job, *others])}"
 
     def try_for(self, seconds: float) -> bool:
         """Take the steps until they are done, with growing pauses. False if that is not so after this time."""
@@ -203,17 +227,21 @@ def look(campaign: Campaign) -> Sighting:
 
 
 def evidence_of(campaign: Campaign, relay: Relay) -> Evidence:
-    """Return how the predecessor has gone, as far as Slurm and the queues tell. Nothing raises."""
+    """Return how the predecessor has gone, as far as the scheduler and the queues tell. Nothing raises."""
+    controller = CONTROLLERS[campaign.scheduler]
     end = controller.job_end()
     limit_s = None if end is None else end - time.time()
     run = None if relay.job is None else controller.run_of(relay.job)
+    warned_s: float = campaign.warned_s
+    if campaign.max_runtime_s is not None and limit_s is not None:
+        warned_s = max(warned_s, limit_s - campaign.max_runtime_s)
     if run is None or limit_s is None:
-        return Evidence(limit_s=limit_s, warned_s=campaign.warned_s)
+        return Evidence(limit_s=limit_s, warned_s=warned_s)
     try:
         shortest_s = _shortest_s(campaign)
     except (OSError, FsqueueError):
         shortest_s = None
-    return Evidence(run[0], seconds_in(run[1]), limit_s, campaign.warned_s, shortest_s, run[2])
+    return Evidence(run[0], seconds_in(run[1]), limit_s, warned_s, shortest_s, run[2])
 
 
 def _shortest_s(campaign: Campaign) -> float | None:
@@ -230,7 +258,7 @@ def _shortest_s(campaign: Campaign) -> float | None:
 def why_leave(campaign: Campaign, found: Sighting) -> str | None:
     """Return why a job ends at once, and has no successor; None if it works."""
     if found.stops != campaign.stops:
-        return "the campaign was stopped (fsqueue slurm --stop)"
+        return f"the campaign was stopped ({campaign.stop_command})"
     if found.is_over:
         return "nothing is left to do"
     if found.is_paused:
@@ -241,11 +269,11 @@ def why_leave(campaign: Campaign, found: Sighting) -> str | None:
 def begin_job(script_path: str, told: str, is_again: bool) -> int:
     """Take the step that a job begins with, and return its exit code: LEAVE, or 0 to begin the worker."""
     campaign, relay = decode(told)
-    job = os.environ.get("SLURM_JOB_ID", "")
+    job = CONTROLLERS[campaign.scheduler].own_job()
     with open(script_path, "rb") as file:
         script = file.read()
     if is_again:
-        Filling(campaign, relay, script, job, fills=False).try_for(_left_s())
+        Filling(campaign, relay, script, job, fills=False).try_for(_left_s(campaign))
         return 0
     fills = False
     try:
@@ -268,7 +296,7 @@ def begin_job(script_path: str, told: str, is_again: bool) -> int:
         if (why := why_none_fits(handed, evidence)) is not None:
             complain(
                 f"this job ends, and no other is submitted: no task fits the time limit. {why} Submit again with a "
-                "longer --time."
+                "longer one."
             )
             return LEAVE
         fills = may_fill(relay, found)
@@ -278,14 +306,40 @@ def begin_job(script_path: str, told: str, is_again: bool) -> int:
         words = [sys.executable, "-P", "-m", f"{__package__}.successors", script_path]
         subprocess.Popen([*words, encode(campaign, filling.relay), AGAIN], stdin=subprocess.DEVNULL)
     if is_stopped(campaign):  # since the look above
-        complain("this job ends: the campaign was stopped (fsqueue slurm --stop)")
+        complain(f"this job ends: the campaign was stopped ({campaign.stop_command})")
+        return LEAVE
+    if campaign.scheduler != "slurm" and not is_alone(campaign, relay.slot, job):
+        complain("this job ends: another one of the same place runs")
         return LEAVE
     return 0
 
 
-def _left_s() -> float:
+def is_alone(campaign: Campaign, slot: int, job: str) -> bool:
+    """Return whether no other job of the same slot runs. Wait for those that began at the same time, and leave first.
+
+    A scheduler shows a job as running before its script begins. So of two jobs, the one that looks last sees the other.
+    The one with the larger number leaves at once. The other waits for that; if it does not happen, that one had looked
+    before this one began, and works. Return True, too, if the scheduler does not answer: it takes no job then, either.
+    """
+    controller = CONTROLLERS[campaign.scheduler]
+    until, (pause_s, most_s) = time.monotonic() + ALONE_S, PAUSE_S
+    while True:
+        jobs = controller.jobs_by_name()
+        others = [] if jobs is None else [
+            other for other, waits in jobs.get(campaign.job_name(slot), []) if not waits and other != job
+        ]  # fmt: skip
+        if not others:
+            return True
+        wait_s = pause_s * random.uniform(0.5, 1.5)
+        if min(map(controller.number, others)) < controller.number(job) or time.monotonic() + wait_s > until:
+            return False
+        time.sleep(wait_s)
+        pause_s = min(2 * pause_s, most_s)
+
+
+def _left_s(campaign: Campaign) -> float:
     """Return how long this job lasts, in seconds."""
-    end = controller.job_end()
+    end = CONTROLLERS[campaign.scheduler].job_end()
     return 30 * 86_400.0 if end is None else end - time.time()
 
 
@@ -309,22 +363,25 @@ def begin_campaign(campaign: Campaign, script: bytes, depends_on: str, slots: Se
                 rest = "For the others, repeat the command later."
                 if campaign.replaces:
                     rest = "The first jobs that begin submit those that are missing."
-                complain(f"Slurm has taken {wording.counted(len(jobs), 'job')} of {len(slots):,} ({error}). {rest}")
+                taken = f"{CONTROLLERS[campaign.scheduler].TITLE} has taken {wording.counted(len(jobs), 'job')}"
+                complain(f"{taken} of {len(slots):,} ({error}). {rest}")
                 break
             time.sleep(wait_s)
             pause_s *= 2
     return jobs
 
 
-def stop(path: str, now: bool, as_json: bool) -> bool:
-    """Stop the campaigns of a queue, and say what was done. False if Slurm could not be asked, or did not cancel."""
+def stop(path: str, now: bool, as_json: bool, controller: ModuleType) -> bool:
+    """Stop the campaigns of a queue, and say what was done. False if the scheduler could not be asked, or did not
+    cancel.
+    """
     queue = queue_at(path)
     stops.stop(queue.store)
     pattern = names_of(queue.store.queue_state.id)
     jobs = controller.jobs_by_name()
     found = [job for name, listed in (jobs or {}).items() if pattern.fullmatch(name) for job in listed]
-    waiting = sorted((job for job, waits in found if waits), key=int)
-    running = sorted((job for job, waits in found if not waits), key=int)
+    waiting = sorted((job for job, waits in found if waits), key=controller.number)
+    running = sorted((job for job, waits in found if not waits), key=controller.number)
     is_done = jobs is not None and controller.cancel(waiting, only_waiting=not now)
     is_done = is_done and (not now or controller.cancel(running, only_waiting=False))
     said: dict[str, Any] = {"queue": path_of(queue), "cancelled": waiting + (running if now else [])}
@@ -336,7 +393,9 @@ def stop(path: str, now: bool, as_json: bool) -> bool:
         verb = "finishes its tasks" if len(running) == 1 else "finish their tasks"
         parts.append(f"{wording.counted(len(running), 'running job')} {verb}{_listed(running)}")
     if jobs is None:
-        parts = ["Slurm does not answer here, so no job was cancelled. Those that wait end when they begin"]
+        parts = [
+            f"{controller.TITLE} does not answer here, so no job was cancelled. Those that wait end when they begin"
+        ]
     print_done(as_json, said, f"{path_of(queue)}: no more jobs are submitted; {'; '.join(parts)}")
     return is_done
 

@@ -114,7 +114,7 @@ def here() -> SchedulerJob | None:
         found = parsed.groupdict()
         index = _first(values, scheduler.index) or found.get("index") or found.get("dash") or ""
         is_element = index.isascii() and index.isdecimal() and index != scheduler.no_index
-        limits = [limit for name in scheduler.limits if (limit := _seconds(_first(values, (name,)))) is not None]
+        limits = [limit for name in scheduler.limits if (limit := seconds(_first(values, (name,)))) is not None]
         return SchedulerJob(
             scheduler, found["job"], index if is_element else None, found.get("server"), min(limits, default=None),
             (mark, os.environ[mark]),
@@ -181,7 +181,7 @@ def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
     return value if value.isascii() and value.isprintable() and len(value) <= VALUE_CHARS_MAX else ""
 
 
-def _seconds(text: str) -> float | None:
+def seconds(text: str) -> float | None:
     """Return the seconds of `3600` or `1:00:00`; None for other text."""
     if not re.fullmatch(r"\d{1,9}|(\d{1,3}:)?\d{1,6}:\d\d(:\d\d)?", text):
         return None

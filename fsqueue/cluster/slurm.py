@@ -13,9 +13,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from fsqueue.interruptions import let_out, suppress
 
+TITLE = "Slurm"
 ASK_S = 5.0
 """Seconds that a question to Slurm may take: its own commands try for minutes while the controller is away."""
 
@@ -30,6 +32,11 @@ def is_alone_on_nodes() -> bool:
     nodes, tasks = (os.environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_TASKS"))
     is_one_of_many = "SLURM_STEP_ID" in os.environ and tasks not in ("", "1")
     return in_job() and nodes not in ("", "1") and not is_one_of_many
+
+
+def own_job() -> str:
+    """Return the id of the job that this process runs in; "" if it is none."""
+    return os.environ.get("SLURM_JOB_ID", "")
 
 
 @cache
@@ -181,6 +188,17 @@ def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
     return found
 
 
+def number(job: str) -> int:
+    """Return the number of a job. Jobs that were submitted later have larger ones."""
+    return int(job)
+
+
+def job_in(printed: str) -> str | None:
+    """Return the id of a job in what `sbatch --parsable` prints; None if there is none."""
+    job = printed.strip().partition(";")[0]
+    return job if job.isdecimal() else None
+
+
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
      "TIMEOUT"}
@@ -235,6 +253,24 @@ def ask(*command: str) -> str | None:
     theirs = ("SQUEUE_", "SCANCEL_", "SLURM_CLUSTERS")  # with them the commands mean other jobs
     environment = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     environment |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    answer = answer_of(command, environment, ASK_S)
+    if answer is None:
+        return None
+    if answer.status:
+        return "" if "Invalid job id specified" in answer.complaint else None
+    return answer.said
+
+
+class Printed(NamedTuple):
+    """What a scheduler's command printed, and its exit status."""
+
+    status: int
+    said: str
+    complaint: str
+
+
+def answer_of(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Printed | None:
+    """Return the answer of a scheduler's command; None if it is not there, or takes longer."""
     try:
         process = subprocess.Popen(
             command,
@@ -248,12 +284,10 @@ def ask(*command: str) -> str | None:
         let_out(error)
         return None
     try:
-        said, complaint = process.communicate(timeout=ASK_S)
+        said, complaint = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         with suppress(subprocess.TimeoutExpired):
             process.wait(1)  # no longer: what hangs in a system call does not end before that does
         return None
-    if process.returncode:
-        return "" if b"Invalid job id specified" in complaint else None
-    return said.decode(errors="replace")
+    return Printed(process.returncode, said.decode(errors="replace"), complaint.decode(errors="replace"))

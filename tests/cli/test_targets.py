@@ -30,8 +30,11 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
-NO_QUEUE = {"create", "map", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm"}
-"""What makes a queue, takes none, or takes one place and says itself which (docs/serve.md, doctor.md, slurm.md)."""
+NO_QUEUE = {"create", "map", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm", "pbs"}
+"""What makes a queue, takes none, or takes one place and says itself which.
+
+docs/serve.md, doctor.md, slurm.md and schedulers.md say it.
+"""
 
 
 def commands() -> Iterator[str]:

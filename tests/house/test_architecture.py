@@ -192,6 +192,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.errors",
         "fsqueue.cluster.identity",
         "fsqueue.cluster.slurm",
+        "fsqueue.cluster.pbs",
         "fsqueue.storage.stops",
         "fsqueue.worker",
         "fsqueue.metrics",

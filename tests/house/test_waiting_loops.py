@@ -54,6 +54,7 @@ LOOPS = {
         "fsqueue_cli.successors.Filling.is_done": "many submit jobs at the same time: it spaces them out",
         "fsqueue_cli.successors.Filling.try_for": "Slurm takes no job at the moment",
         "fsqueue_cli.successors.begin_campaign": "the same",
+        "fsqueue_cli.successors.is_alone": "a job that began at the same time leaves",
     },
     "is a process, or a thread, ready or over?": {
         "fsqueue.filesystem.outputs.PipeEnd.write": "the reader of a pipe",
