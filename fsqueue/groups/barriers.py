@@ -325,6 +325,7 @@ def _set(
             try:
                 _refuse_circle(directory, record)
             except OSError as error:
+                let_out(error)
                 raise _not_set(group, error, "There is no barrier.") from error
             try:
                 barrier_files.write(directory, record)

@@ -13,7 +13,7 @@ from fsqueue.errors import ForkedInCall, NotAQueue, QueueNotFound, QueuePurged
 from fsqueue.filesystem import idle_files, resources
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
-from fsqueue.groups.queue import GroupQueue, HasQueues
+from fsqueue.groups.queue import GroupQueue, HasQueues, drained_behind_barriers
 from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import let_out
 from fsqueue.poll import Backlog
@@ -86,19 +86,6 @@ def pass_barriers(groups: Iterable[HasQueues], *, at_once: bool = False) -> int:
 def barriers_due_s(groups: Iterable[HasQueues]) -> float:
     """Return in how many seconds to do that again at the latest."""
     return min((group.barriers_due_s() for group in groups), default=math.inf)
-
-
-def drained_behind_barriers(
-    is_drained: Callable[[], bool], groups: Iterable[HasQueues], pass_them: Callable[[], int] | None = None
-) -> bool:
-    """Return whether queues are drained, also once those barriers of the groups have passed that may pass now.
-
-    `is_drained` asks about the queues. `pass_them`, if given, lets the barriers pass, and returns how many did.
-    """
-    if not is_drained():
-        return False
-    passed = pass_barriers(groups, at_once=True) if pass_them is None else pass_them()
-    return not passed or is_drained()  # the next stage has begun, and may be among these queues
 
 
 class GroupDrainCheck:

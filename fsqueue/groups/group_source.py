@@ -16,12 +16,11 @@ from fsqueue.groups.drain_check import (
     GroupDrainCheck,
     Source,
     barriers_due_s,
-    drained_behind_barriers,
     groups_of,
     pass_barriers,
 )
 from fsqueue.groups.members import Members
-from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.queue import GroupQueue, drained_behind_barriers
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until, put_back_dropped
 from fsqueue.protocol.several import Several, Watch

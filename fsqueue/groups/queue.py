@@ -50,9 +50,8 @@ from fsqueue.verbs.table import OF_QUEUES
 
 if TYPE_CHECKING:
     from fsqueue import administration
-    from fsqueue.groups import drain_check
 else:
-    administration, drain_check = Late("fsqueue.administration"), Late("fsqueue.groups.drain_check")
+    administration = Late("fsqueue.administration")
 
 Check = Callable[[Settings, str], object]
 """Raises InvalidArgument if what is to be inserted does not go into a new queue of these settings, in this domain: see
@@ -118,6 +117,19 @@ class HasQueues(Protocol):
         self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
     ) -> list[LeasedTask]:
         """Lease from what was given to `fsqueue.lease`, if a queue of this group is among it."""
+
+
+def drained_behind_barriers(
+    is_drained: Callable[[], bool], groups: Iterable[HasQueues], pass_them: Callable[[], int] | None = None
+) -> bool:
+    """Return whether queues are drained, also once those barriers of the groups have passed that may pass now.
+
+    `is_drained` asks about the queues. `pass_them`, if given, lets the barriers pass, and returns how many did.
+    """
+    if not is_drained():
+        return False
+    passed = sum(group.pass_barriers(at_once=True) for group in groups) if pass_them is None else pass_them()
+    return not passed or is_drained()  # the next stage has begun, and may be among these queues
 
 
 class GroupQueue(Queue):
@@ -432,7 +444,7 @@ class GroupQueue(Queue):
             try:
                 if check is None:
                     check = super(GroupQueue, self)._end_check(ahead)
-                return drain_check.drained_behind_barriers(check, [self.group])
+                return drained_behind_barriers(check, [self.group])
             except QueueNotFound as error:
                 check = None  # perhaps another one has come into being: it is looked at next
                 if (failure := self._why_gone(error)) is not error:

@@ -19,12 +19,11 @@ from fsqueue.groups.drain_check import (
     BUSY_S,
     Elsewhere,
     barriers_due_s,
-    drained_behind_barriers,
     groups_of,
     pass_barriers,
 )
 from fsqueue.groups.members import Members
-from fsqueue.groups.queue import GroupQueue, HasQueues
+from fsqueue.groups.queue import GroupQueue, HasQueues, drained_behind_barriers
 from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask

@@ -23,6 +23,7 @@ from fsqueue.format import barriers as barrier_format
 from fsqueue.groups import barriers, drain_check
 from fsqueue.groups.group import NONE_S
 from fsqueue.groups.group_source import GroupSource
+from fsqueue.groups.queue import drained_behind_barriers
 from fsqueue.storage import barrier_files
 from fsqueue.storage.group_directory import GroupDirectory
 from tests.waiting import PATIENCE_S, until
@@ -482,7 +483,7 @@ def test_workers_of_each_stage_end_when_their_stage_is_done(group: Group) -> Non
 def test_drained_is_asked_again_once_a_barrier_has_passed(looks: list[bool], passed: int) -> None:
     """The next stage may be among the queues. Without it the first answer holds."""
     asked = iter(looks)
-    found = drain_check.drained_behind_barriers(lambda: next(asked), [], lambda: passed)
+    found = drained_behind_barriers(lambda: next(asked), [], lambda: passed)
     assert found is (looks[0] if not passed or not looks[0] else looks[1])
     assert [*asked] == (looks[1:] if not passed or not looks[0] else [])
 

@@ -176,6 +176,7 @@ FOLDS = {
     "fsqueue.protocol.fast_path.complete_in_hand": "the same",
     "fsqueue.protocol.fast_path.exchange_next": "the same",
     "fsqueue.protocol.fast_path.insert_next": "the same",
+    "fsqueue.views.attempts._Counting._add_lines": "what a line of the history tells of attempts",
     "fsqueue.storage.logs.Log.add": "the writer of a record",
     "fsqueue.storage.logs.Log.add_all": "the same, of several completions",
     "fsqueue.protocol.leasing.Leaser._record_lease": "the same, before the record says the file's name",
