@@ -50,6 +50,7 @@ def found(queue: Queue, repair: bool = False) -> list[tuple[str, int, bool]]:
     return [(one.kind, one.tasks, one.repaired) for one in queue.fsck(repair=repair)]
 
 
+@pytest.mark.batched
 def test_a_task_that_moves_to_another_queue_needs_no_slot(limited: Queue, tmp_path: Path) -> None:
     held = limited.lease(4)
     batch = next(task for task in limited.tasks() if task.state == "waiting").id.partition(".")[0]

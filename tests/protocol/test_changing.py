@@ -176,7 +176,9 @@ def test_a_death_at_any_step_leaves_the_task_as_it_was_or_as_it_is_to_be(
     queue_factory: QueueFactory, clock: ManualClock, kind: str, shared: bool
 ) -> None:
     def build(number: int) -> Queue:
-        queue = Queue(queue_factory(f"q{number}", shards=1).path, clock=clock)
+        path = queue_factory(f"q{number}", shards=1).path
+        queue = Queue(path, clock=clock, filesystem=Filesystem(str(path), shared=shared))
+        queue.store.compare_clock()  # the server's clock is another one: tasks are due by it from the beginning
         insert(queue, kind, [Task(each, delay_s=1000) for each in range(3)])
         return queue
 
