@@ -302,9 +302,9 @@ def all_lines(store: Store) -> Iterator[tuple[Batch, Records]]:
                 yield batch, records
 
 
-def replay(records: Records) -> ReplayState:
-    """Return the replay state after records that were kept in the history."""
-    replay_state = ReplayState()
+def replay(records: Records, kind: type[ReplayState] = ReplayState) -> ReplayState:
+    """Return the replay state after records that were kept in the history. `kind`: the state's class."""
+    replay_state = kind()
     for offset, record in records:
         if movements.is_record(record):
             replay_state.apply(record, offset)

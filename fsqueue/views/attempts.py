@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsqueue.format.counting_replay import CountingReplay
-from fsqueue.format.movements import is_record
 from fsqueue.format.names import Batch
-from fsqueue.format.replay import COMPLETED, DEAD
+from fsqueue.format.replay import COMPLETED, DEAD, ReplayState
 from fsqueue.storage import history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views.activity import HISTORY_BYTES_MAX, LOGS_BYTES_MAX, LOGS_MAX, TASKS_MAX
@@ -82,7 +81,6 @@ class _Counting:
             if size >= LOGS_BYTES_MAX or tasks >= TASKS_MAX:
                 break
             state, begun, read = listing.read_recent_state(store, batch, self.after_ms, CountingReplay)
-            assert isinstance(state, CountingReplay), "a log was replayed by another class than was asked for"
             size, looks = size + read, looks + 1
             tasks += sum(len(lease.tasks) for lease in state.leases.values())
             part.is_whole = part.is_whole and begun <= self.after_ms
@@ -120,14 +118,11 @@ class _Counting:
             if parsed is None or parsed[0] in self.read:
                 continue
             self.read.add(parsed[0])  # a repeat of the line after a crash does not count
-            state = CountingReplay()
-            for offset, record in parsed[1]:
-                if is_record(record):
-                    state.apply(record, offset)
-            self._add(part, state)
+            self._add(part, history.replay(parsed[1], CountingReplay))
         return read
 
-    def _add(self, part: AttemptCounts, state: CountingReplay) -> None:
+    def _add(self, part: AttemptCounts, state: ReplayState) -> None:
+        assert isinstance(state, CountingReplay), "a log was replayed by another class than was asked for"
         part.leased += self._within(state.began)
         part.retried += self._within(state.retried)
         part.failed += self._within(state.failed)

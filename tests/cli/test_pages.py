@@ -229,7 +229,11 @@ PLANS = {
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),
-    "docs/metrics.md": Plan(instead={"/var/lib/node_exporter": "."}, before=a_queue_and_a_group),
+    "docs/metrics.md": Plan(
+        instead={"/var/lib/node_exporter": "."},
+        before=a_queue_and_a_group,
+        elsewhere={"scrape_configs:": "Prometheus' own file"},
+    ),
     "docs/tables.md": Plan(before=a_table),
     "docs/sharing.md": Plan(
         instead={"-g geo": "-g 54321", "-R geo": "-R 54321", "/scratch/geo": "/scratch/me/geo"},
