@@ -246,6 +246,13 @@ class RemoteGroup(RemoteQueues):
             "barrier(...), or 'fsqueue barrier GROUP'. Nothing was done."
         )
 
+    def join(self, tasks: Any, then: Any, *, on_failure: str = "wait") -> NoReturn:
+        """Raise InvalidArgument: a gateway sets no joins. It lets them pass as any other process does."""
+        raise InvalidArgument(
+            f"{self.url} is a gateway's, and a join is set where the group's directory is mounted: Group(path)."
+            "join(...), or 'fsqueue barrier GROUP --of-commit QUEUE=NAME'. Nothing was done."
+        )
+
     def update(self) -> RemoteUpdate:
         """Return an update: changes that happen all together, or not at all: see `Group.update`."""
         return RemoteUpdate(self._wire, self.__getitem__)

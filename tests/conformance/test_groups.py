@@ -11,7 +11,8 @@ from fsqueue import InvalidArgument, QueuePurged, RemoteGroup, Status
 
 pytestmark = pytest.mark.once
 
-LACKING = {"barrier": "a gateway sets none: that is done where the group's directory is mounted"}
+NONE_SET = "a gateway sets none: that is done where the group's directory is mounted"
+LACKING = {"barrier": NONE_SET, "join": NONE_SET}
 """What a group of a gateway refuses, each with the reason."""
 
 
