@@ -28,7 +28,8 @@ fsqueue barrier /scratch/me/crawl --cancel ID"""
 @click.option("--of", "queues", metavar="QUEUE", multiple=True, help="A queue that has to be drained. Repeatable.")
 @click.option("--match", metavar="RE", help="Instead: all queues whose whole names match.")
 @click.option("--of-commit", "commits", metavar="QUEUE=NAME", multiple=True,
-              help="Instead: the tasks of a commit ('insert --commit NAME') have to be done. Repeatable.")  # fmt: skip
+              help="Instead: the tasks of a commit ('insert --commit NAME') have to be done. Repeatable. Ends QUEUE at "
+                   "the first '='.")  # fmt: skip
 @click.option("--then", "then", metavar="QUEUE=JSON", multiple=True, help="A task that comes then. Repeatable.")
 @click.option("--on-failure", type=click.Choice(["run", "wait", "drop"]),
               help="If there are dead letters: run all the same, wait until there are none, or cancel the barrier "
@@ -103,7 +104,10 @@ def _commit(group: fsqueue.Group, text: str) -> fsqueue.Commit:
     queue, equals, name = text.partition("=")
     if not equals:
         raise click.UsageError(f"--of-commit is QUEUE=NAME, not {text!r:.100}. Nothing was done.")
-    return group[named(group, queue)].commit(name)
+    found = group[named(group, queue)]
+    if not found.exists():
+        raise click.UsageError(f"{queue} names no queue that is there, so nothing was inserted. Nothing was done.")
+    return found.commit(name)
 
 
 def _set(group: fsqueue.Group, made: fsqueue.Barrier, as_json: bool) -> None:

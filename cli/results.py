@@ -61,7 +61,7 @@ fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of 
     metavar="FIELD",
     help="Of the tasks with one value in this field of their payloads only the newest, if it has ended.",
 )
-@click.option("--inputs-of", metavar="TASK", help="Only tasks that a join has waited for, which inserted TASK into Q.")
+@click.option("--inputs-of", metavar="TASK", help="Only what the join of TASK, a task of Q, waited for.")
 @json_option
 def results(
     arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], dead: bool,
@@ -81,8 +81,6 @@ def results(
     newest is the one inserted last. If it waits or is leased, its value has no row: the result of an older version is
     not the present one. Tasks without a value in FIELD, and with a payload that is not kept, have no row either.
 
-    With --inputs-of, Q is the queue of TASK, which a join has inserted ('fsqueue barrier --of-commit', group.join).
-
     Q may be a group, or several queues: then the column "queue" of FILE has the path of each task's queue. A second
     Q needs a slash (./Q2), which tells it from FILE.
     """
@@ -94,6 +92,8 @@ def results(
         Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions), latest_by, inputs_of
     )
     targets = found.targets
+    if inputs_of is not None and targets.is_several:
+        raise click.UsageError("--inputs-of is for one queue: that of TASK.")
     if file is not None:
         _write(found, file, as_json)
     else:

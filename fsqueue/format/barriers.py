@@ -6,7 +6,7 @@ Pure: no clock, no input or output.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import orjson
@@ -46,9 +46,15 @@ class BatchTasks(NamedTuple):
         """Return the ids of the tasks, in the order of `indices`."""
         return [names.task_id(self.batch, index) for index in self.indices()]
 
-    def only(self, indices: Sequence[int]) -> BatchTasks:
-        """Return these tasks of the batch."""
-        return self._replace(ranges=tuple((start, end) for start, end in movements.to_ranges(indices)))
+    @property
+    def size(self) -> int:
+        """Return the number of tasks."""
+        return sum(end - start for start, end in self.ranges)
+
+    @classmethod
+    def of(cls, queue: str, batch: Batch, indices: Collection[int]) -> BatchTasks:
+        """Return tasks of a batch by their indices."""
+        return cls(queue, batch, tuple((start, end) for start, end in movements.to_ranges([*indices])))
 
 
 class BarrierRecord(NamedTuple):

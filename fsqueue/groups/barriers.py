@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fsqueue import forks
 from fsqueue.arguments import one_of
 from fsqueue.clock import Clock
 from fsqueue.commit import Commit
@@ -112,7 +113,9 @@ class BarrierLooks:
     def __init__(self, none_s: float) -> None:
         """`none_s`: the time between two looks while no barrier waits."""
         self._none_s = none_s
-        self._clock, self._busy, self._is_looking = Clock(), resources.Mutex(), False
+        self._clock, self._busy = Clock(), resources.Mutex()
+        self._looking_at = -1
+        """The process that looks at this moment, by `forks.depth`: a child that was forked meanwhile does not."""
         self._next_at = -math.inf
         self.is_waiting = False
         """Whether a barrier waited at the last look."""
@@ -136,15 +139,15 @@ class BarrierLooks:
         if not at_once and (self._clock.monotonic() < self._next_at or self._busy.locked()):
             return 0
         with self._busy:
-            if self._is_looking:
+            if self._looking_at == forks.depth:
                 return 0  # a signal handler has interrupted this very thread
-            self._is_looking, began = True, self._clock.monotonic()
+            self._looking_at, began = forks.depth, self._clock.monotonic()
             try:
                 return self._look(group)
             finally:
                 now = self._clock.monotonic()
                 self._next_at = now + max(WAITING_S if self.is_waiting else self._none_s, (now - began) / LOOK_SHARE)
-                self._is_looking = False
+                self._looking_at = -1
 
     def hurry(self) -> None:
         """Have the next look happen at once."""
@@ -408,16 +411,11 @@ def listed(directory: GroupDirectory) -> Iterator[tuple[BarrierRecord, Step]]:
     no file: fsck tells of both.
     """
     for identity, step in barrier_files.steps(directory).items():
-        now: Step | None = step
-        for _ in range(len(barriers.STEPS)):  # others may take it further meanwhile
-            record = None
-            with suppress(FsqueueError), PassingOverStrays():
-                record = None if now is None else barrier_files.read(directory, identity, now)
-            if record is not None and now is not None:
-                yield record, now
-            if record is not None or now is None or barrier_files.step_of(directory, identity) == now:
-                break
-            now = barrier_files.step_of(directory, identity)
+        found = None
+        with suppress(FsqueueError), PassingOverStrays():
+            found = barrier_files.find(directory, identity, step)
+        if found is not None:
+            yield found
 
 
 def all_of(group: HasQueues) -> list[Barrier]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal
 
 from fsqueue.commit import Commit
-from fsqueue.errors import InvalidArgument, QueueNotFound, shown
-from fsqueue.filesystem import resources
-from fsqueue.format import movements, names
+from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, shown
+from fsqueue.filesystem import PassingOverStrays, resources
+from fsqueue.format import names
 from fsqueue.format.barriers import BarrierRecord, BatchTasks, OnFailure
 from fsqueue.format.models import DEAD, Result, TaskRef
 from fsqueue.format.names import BATCH_TASKS_MAX, Batch
 from fsqueue.groups.queue import GroupQueue, HasQueues
-from fsqueue.interruptions import suppress
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import barrier_files, commits, deadletters, retrying
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
@@ -21,17 +22,10 @@ from fsqueue.user_code import user_items
 from fsqueue.views import inspection, task_results
 
 Outlook = Literal["waits", "done", "failed"]
-
-
-class _Rest(NamedTuple):
-    """What is left of some tasks of a batch: those that wait or are leased, and dead letters; and what became of
-    those that were retried.
-    """
-
-    unfinished: list[int]
-    dead: list[int]
-    retried: list[str]
-    """The ids of the tasks that were inserted in the place of dead letters."""
+TASKS_TOGETHER = 4096
+"""Number of tasks of which results are read together: the history of a shard is read once for them."""
+RETRIES_MAX = 100
+"""How often a task may have been retried whose join is still found."""
 
 
 class JoinProgress:
@@ -40,58 +34,90 @@ class JoinProgress:
     def __init__(self, record: BarrierRecord) -> None:
         self._on_failure: OnFailure = record.on_failure
         self._left = [*reversed(record.tasks)]
-        """The tasks that may be left, those that are looked at next last."""
+        """The tasks of which some may have no outcome, those that are looked at next last."""
+        self._ended: list[BatchTasks] = []
+        """The tasks that have ended, unless they were retried. Which were given up is asked once all have ended."""
 
     def look(self, group: HasQueues) -> Outlook:
         """Return whether all tasks of the set have ended. It reads the batches of those that may be left, until it
         finds one that is.
 
-        "done" is true, also on NFS: no task without an outcome is overlooked. "failed": one was given up, and the
-        join is dropped for that.
+        "done" is true, also on NFS: no task without an outcome is overlooked. "failed": all have ended, one was given
+        up, and the join is dropped for that. Each step keeps what is left until it is known better: after an error or
+        an interruption the next look begins there.
         """
-        while self._left:
-            part = self._left.pop()
-            rest = self._rest(group, part)
-            if rest.dead and self._on_failure == "drop":
+        while True:
+            while self._left:
+                if _is_unfinished(group, self._left[-1]):
+                    return "waits"
+                if self._on_failure != "run":
+                    self._ended.append(self._left[-1])
+                self._left.pop()
+            dead, again = list[BatchTasks](), list[BatchTasks]()
+            for some in _together(self._ended):
+                letters, retried = _given_up(group, some)
+                dead += letters
+                again += retried
+            if dead and self._on_failure == "drop":
                 return "failed"
-            left = rest.unfinished + rest.dead
-            if left:
-                self._left.append(part.only(left))
-            self._left += parts_of(part.queue, rest.retried)
-            if left:
-                return "waits"
-        return "done"
-
-    def _rest(self, group: HasQueues, part: BatchTasks) -> _Rest:
-        queue = group.opened_queue(names.queue_directory(part.queue))
-        with suppress(QueueNotFound), resources.Scope():
-            if queue.exists():
-                store = queue.store
-                store.verify()
-                unfinished = [*inspection.unfinished(store, part.batch, part.indices())]
-                if self._on_failure == "run" or unfinished:
-                    return _Rest(unfinished, [], [])
-                return _given_up(store, part)
-        return _Rest([], [], [])  # a queue that is gone has no task left
+            self._left = again  # first: what has ended is asked for once more, if an interruption comes in between
+            self._ended = dead
+            if not again:
+                return "waits" if dead else "done"
 
 
-def _given_up(store: Store, part: BatchTasks) -> _Rest:
-    """Return the dead letters among tasks that have ended, and what those that were retried were inserted as."""
-    ids = part.ids()
-    found = task_results.results_of(store, ids)
-    dead = [index for index, task_id in zip(part.indices(), ids, strict=True)
-            if task_id in found and found[task_id].state == DEAD]  # fmt: skip
-    retried = _retried(store, part, found)
+def _is_unfinished(group: HasQueues, part: BatchTasks) -> bool:
+    """Return whether one of these tasks has no outcome. A queue that is gone has no task left."""
+    queue = group.opened_queue(names.queue_directory(part.queue))
+    with suppress(QueueNotFound), resources.Scope():
+        if queue.exists():
+            queue.store.verify()
+            return bool(inspection.unfinished(queue.store, part.batch, part.indices()))
+    return False
+
+
+def _together(parts: Iterable[BatchTasks]) -> Iterator[list[BatchTasks]]:
+    """Yield tasks of one queue together, up to some number of them."""
+    for _, same in groupby(parts, lambda part: part.queue):
+        some, tasks = list[BatchTasks](), 0
+        for part in same:
+            if some and tasks + part.size > TASKS_TOGETHER:
+                yield some
+                some, tasks = [], 0
+            some.append(part)
+            tasks += part.size
+        if some:
+            yield some
+
+
+def _given_up(group: HasQueues, parts: Sequence[BatchTasks]) -> tuple[list[BatchTasks], list[BatchTasks]]:
+    """Return the dead letters among tasks of a queue that have ended; and the tasks that were inserted in the place of
+    others.
+    """
+    found, retried = _results_of(group, parts)
+    name = parts[0].queue
+    dead = parts_of(name, (one.id for one in found if one.state == DEAD))
     if retried:
-        retrying.publish_pending(store)  # where another process has died before it did: they would seem to have ended
-    return _Rest([], dead, retried)
+        with suppress(
+            QueueNotFound
+        ):  # where a process has died before it published them, they would seem to have ended
+            retrying.publish_pending(group.opened_queue(names.queue_directory(name)).store)
+    return dead, parts_of(name, retried)
 
 
-def _retried(store: Store, part: BatchTasks, found: Container[str]) -> list[str]:
-    """Return the ids of the tasks that were inserted in the place of those that were not found."""
-    unknown = [task_id for task_id in part.ids() if task_id not in found]
-    retried = deadletters.retried(store, part.batch) if unknown else {}
-    return [retried[task_id] for task_id in unknown if task_id in retried]
+def _results_of(group: HasQueues, parts: Sequence[BatchTasks]) -> tuple[list[Result], list[str]]:
+    """Return what is known of tasks of a queue, in their order; and the ids of the tasks that were inserted in the
+    place of others.
+    """
+    queue = group.opened_queue(names.queue_directory(parts[0].queue))
+    with suppress(QueueNotFound), resources.Scope():
+        if queue.exists():
+            ids = [task_id for part in parts for task_id in part.ids()]
+            found = task_results.results_of(queue.store, ids)
+            unknown = [task_id for task_id in ids if task_id not in found]
+            retried = deadletters.retried(queue.store, unknown) if unknown else {}
+            return [found[one] for one in ids if one in found], [retried[one] for one in unknown if one in retried]
+    return [], []
 
 
 def parts_of(queue: str, ids: Iterable[str]) -> list[BatchTasks]:
@@ -100,37 +126,36 @@ def parts_of(queue: str, ids: Iterable[str]) -> list[BatchTasks]:
     for task_id in ids:
         batch, index = names.parse_task_id(task_id)
         found.setdefault(batch, set()).add(index)
-    return [BatchTasks(queue, batch, tuple((start, end) for start, end in movements.to_ranges([*indices])))
-            for batch, indices in found.items()]  # fmt: skip
+    return [BatchTasks.of(queue, batch, indices) for batch, indices in found.items()]
 
 
 # -- asked by users ----------------------------------------------------------------------------------------------------
 
 
 def tasks_of(group: HasQueues, given: object) -> tuple[BatchTasks, ...]:
-    """Return the tasks that references and named commits stand for, in order. InvalidArgument."""
+    """Return the tasks that references and named commits stand for, each once, by batches. InvalidArgument."""
     each = [given] if isinstance(given, (TaskRef, Commit)) else given
     if not isinstance(each, Iterable) or isinstance(each, (str, bytes, dict)):
         raise InvalidArgument(_WANTED.format(shown(given)))
-    ids: dict[str, dict[str, None]] = {}
-    found: list[BatchTasks] = []
+    found: dict[tuple[str, Batch], set[int]] = {}
     for one in user_items(each):
         match one:
             case TaskRef(queue=GroupQueue() as queue) if queue.group.path == group.path:
-                ids.setdefault(queue.name, {})[one.id] = None
+                batch, index = names.parse_task_id(one.id)
+                found.setdefault((queue.name, batch), set()).add(index)
             case Commit():
-                found += _of_commit(group, one)
+                for part in _of_commit(group, one):
+                    found.setdefault((part.queue, part.batch), set()).update(part.indices())
             case TaskRef():
                 raise InvalidArgument(
-                    f"The task {one.id} is not in a queue of the group {group.path}, or its queue is behind a "
-                    "gateway. Nothing was done."
+                    f"The task {one.id} is not known as one of a queue of the group {group.path}: insert it by "
+                    "Group(PATH)[NAME], which is no queue behind a gateway. Nothing was done."
                 )
             case _:
                 raise InvalidArgument(_WANTED.format(shown(one)))
-    found += (part for queue, some in ids.items() for part in parts_of(queue, some))
     if not found:
         raise InvalidArgument("A join waits for one task at least. Nothing was done.")
-    return tuple(found)
+    return tuple(BatchTasks.of(queue, batch, indices) for (queue, batch), indices in found.items())
 
 
 _WANTED = "A join takes references to tasks, as insert returns them, or named commits, not {}. Nothing was done."
@@ -144,8 +169,9 @@ def _of_commit(group: HasQueues, commit: Commit) -> Iterator[BatchTasks]:
     known = None if commit.committed() is None else commits.find(commit.store, commit.store.layout, commit.name)
     if known is None:
         raise InvalidArgument(f"Nothing was published under the name {commit.name} in {name!r}. Nothing was done.")
-    for part in known.parts:
-        whole = ((0, min(part.tasks, BATCH_TASKS_MAX)),)
+    most = min(commit.store.settings.batch_tasks_max, BATCH_TASKS_MAX)
+    for part in known.parts:  # a batch may have fewer tasks: what is no task has ended
+        whole = ((0, min(part.tasks, most)),)
         for place in range(part.files):
             yield BatchTasks(name, names.successor(part.first, place), whole)
 
@@ -163,30 +189,31 @@ def refuse_without_history(group: HasQueues, tasks: Iterable[BatchTasks], on_fai
 
 
 def inputs(group: HasQueues, directory: GroupDirectory, store: Store, task_id: str) -> Iterator[Result]:
-    """Yield what came of the tasks that the join of a task waited for. InvalidArgument if it is a task of no join."""
-    record = _join_of(directory, store, names.parse_task_id(task_id)[0])
+    """Yield what came of the tasks that the join of a task waited for. InvalidArgument if it is a task of no join.
+
+    The task may be one that was inserted in the place of the join's, by a retry.
+    """
+    store.verify()
+    record, known = None, task_id
+    for _ in range(RETRIES_MAX):
+        record = _join_of(directory, store, names.parse_task_id(known)[0])
+        before = deadletters.repeats(store, known) if record is None else None
+        if before is None:
+            break
+        known = before
     if record is None:
         raise InvalidArgument(
-            f"The task {task_id} has no inputs: no join has inserted it, or its join was forgotten. Joins are kept for "
-            "a week after they have ended."
+            f"The task {task_id} has no inputs: no join has inserted it, or its join was forgotten, as a week after "
+            "its end. 'fsqueue barrier GROUP' lists those that are known."
         )
-    left = [*reversed(record.tasks)]
+    left = [*record.tasks]
     while left:
-        part = left.pop()
-        with resources.Scope():
-            found, retried = _ended(group, part)
-        yield from found
-        left += parts_of(part.queue, retried)
-
-
-def _ended(group: HasQueues, part: BatchTasks) -> tuple[list[Result], list[str]]:
-    """Return what is known of tasks of a batch, and the ids of the tasks that others of them were inserted again as."""
-    queue = group.opened_queue(names.queue_directory(part.queue))
-    with suppress(QueueNotFound):
-        if queue.exists():
-            found = task_results.results_of(queue.store, part.ids())
-            return [found[one] for one in part.ids() if one in found], _retried(queue.store, part, found)
-    return [], []
+        again = list[BatchTasks]()
+        for some in _together(left):
+            found, retried = _results_of(group, some)
+            yield from found
+            again += parts_of(some[0].queue, retried)
+        left = again
 
 
 def _join_of(directory: GroupDirectory, store: Store, batch: Batch) -> BarrierRecord | None:
@@ -197,7 +224,12 @@ def _join_of(directory: GroupDirectory, store: Store, batch: Batch) -> BarrierRe
     birth = names.birth_ms(batch)
     steps = barrier_files.steps(directory)
     for identity in sorted(steps, key=lambda one: abs(names.birth_ms(one) - birth)):
-        record = barrier_files.read(directory, identity, steps[identity])
+        try:
+            with PassingOverStrays():
+                record, _ = barrier_files.find(directory, identity, steps[identity]) or (None, None)
+        except FsqueueError as error:  # another join's file may be damaged: fsck tells
+            let_out(error)
+            continue
         if record is None or not record.tasks or store.name_in_group not in record.targets():
             continue
         known = commits.find(store, store.layout, names.commit_name(record.commit))

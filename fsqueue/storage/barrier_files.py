@@ -73,6 +73,22 @@ def is_damaged(group: GroupDirectory, identity: Uuid, step: Step) -> bool:
     return False
 
 
+def find(group: GroupDirectory, identity: Uuid, step: Step) -> tuple[BarrierRecord, Step] | None:
+    """Return what the file of a barrier says, and how far the barrier is; None if it is gone. `step`: as it was seen.
+
+    Others may take it further meanwhile. StorageError: it is damaged.
+    """
+    now: Step | None = step
+    for _ in range(len(STEPS)):
+        if now is None:
+            return None
+        record = read(group, identity, now)
+        if record is not None:
+            return record, now
+        now = step_of(group, identity)
+    return None
+
+
 def write(group: GroupDirectory, record: BarrierRecord) -> None:
     """Write the file of a new barrier, whole: it is `begun`, durably."""
     fs, directory = group.fs, barriers_directory(group.path)

@@ -247,22 +247,26 @@ def repeats(store: Store, task_id: str) -> str | None:
     return old if isinstance(old, str) else None
 
 
-def retried(store: Store, batch: Batch) -> dict[str, str]:
-    """Return the ended tasks of a batch that were inserted again, by their ids, and the ids of the new tasks.
+def retried(store: Store, ids: Iterable[str]) -> dict[str, str]:
+    """Return those of some ended tasks that were inserted again, by their ids, and the ids of the new tasks.
 
-    A queue that keeps no history forgets them.
+    A queue that keeps no history forgets them. One that does forgets them with the history.
     """
+    wanted: dict[Shard, set[str]] = {}
+    since: dict[Shard, Batch] = {}
+    for task_id in ids:
+        batch = names.parse_task_id(task_id)[0]
+        shard = store.layout.shard(batch)
+        wanted.setdefault(shard, set()).add(task_id)
+        since[shard] = min(batch, since.get(shard, batch))  # their names begin with their times
     found: dict[str, str] = {}
-    for line in _settled(store, batch):
-        new = line.get("as")
-        if isinstance(new, str):
-            ids = enumerate(line["ids"])
-            found.update((old, names.task_id(new, place)) for place, old in ids if _is_of(old, batch))
+    for shard, some in wanted.items():
+        for line in _settled(store, since[shard]):
+            new = line.get("as")
+            if isinstance(new, str):
+                places = enumerate(line["ids"])
+                found.update((old, names.task_id(new, place)) for place, old in places if old in some)
     return found
-
-
-def _is_of(task_id: object, batch: Batch) -> bool:
-    return isinstance(task_id, str) and task_id.startswith(f"{batch}.")
 
 
 def _settled(store: Store, batch: Batch) -> Iterator[dict[str, Any]]:

@@ -77,12 +77,15 @@ def test_what_no_join_can_be_is_refused(group: Group, fsqueue_cli: Run, tmp_path
         (("--of-commit", "fetch"), 2, "--of-commit is QUEUE=NAME"),
         (("--of-commit", "fetch=x", "--of", "fetch"), 2, "Give one of"),
         (("--of-commit", "fetch=x"), 2, "Nothing was published under the name x"),
+        (("--of-commit", "fetc=x"), 2, "fetc names no queue that is there"),
     ]:
         refused = fsqueue_cli("barrier", group.path, *more, "--then", "report=1", code=code)
         assert text in refused.stderr
     assert group.barriers() == []
+    assert not group["fetc"].exists()
     task = "0" * 32 + ".0"
     for queue, more, text in [
+        (group.path, (), "--inputs-of is for one queue"),
         (alone.path, (), "no queue of a group"),
         (group.path / "fetch", ("--dead",), "neither with --dead"),
         (group.path / "fetch", ("--latest-by", "x"), "nor with --latest-by"),

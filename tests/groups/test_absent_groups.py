@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Group, GroupNotFound, GroupQueue, LeaseLost, NewNumber, QueueFileLost, Worker
+from fsqueue import Group, GroupNotFound, GroupQueue, LeaseLost, NewNumber, QueueFileLost, TaskRef, Worker
 from fsqueue.format import groups
 from fsqueue.groups import members
 from fsqueue.protocol import leasing
@@ -84,6 +84,7 @@ GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
     "wait for one that never was": lambda used: lambda: fsqueue.wait([used.never], timeout_s=5),
     "barrier": lambda used: lambda: used.group.barrier("open", then=("never", 1)),
     "barriers": lambda used: used.group.barriers,
+    "join": lambda used: lambda: used.group.join(TaskRef(used.task.id, True, used.open), then=("never", 1)),
     "flows": lambda used: used.group.flows,
     "usage": lambda used: used.group.usage,
     "lineage": lambda used: lambda: used.group.lineage("open", used.task.id),
@@ -122,6 +123,7 @@ QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
     "change_settings": lambda queue: queue.change_settings(lease_s=5),
     "commit": lambda queue: queue.commit("seed"),
     "history": lambda queue: queue.history("0" * 32 + ".0"),
+    "inputs": lambda queue: next(queue.inputs("0" * 32 + ".0")),
     "insert": lambda queue: queue.insert("new"),
     "insert with a key": lambda queue: queue.insert("new", key="k"),
     "insert_many": lambda queue: queue.insert_many(["new"] * 3),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import orjson
 import pytest
 
 import fsqueue
-from fsqueue import Group, Task, TaskRef
+from fsqueue import Group, Task, TaskRef, forks
 from fsqueue.clock import ManualClock
 from fsqueue.format import barriers as barrier_format
 from fsqueue.groups import barriers
@@ -162,6 +164,50 @@ def test_a_retry_whose_process_died_before_it_published_is_waited_for(
     assert (passes(group), join.state) == (1, "fired")
 
 
+@pytest.mark.parametrize(("on_failure", "state"), [("wait", "waiting"), ("drop", "cancelled")])
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_a_dead_letter_counts_that_was_seen_while_others_of_its_batch_were_at_work(
+    group: Group, on_failure: Any, state: str, is_retried: bool
+) -> None:
+    refs = fill(group, 3)
+    join = group.join(refs, then=("report", "x"), on_failure=on_failure)
+    bury(group, refs[0])
+    assert group.pass_barriers(at_once=True) == 0
+    if is_retried:
+        group["fetch"].retry_dead()
+        assert group.pass_barriers(at_once=True) == 0
+    complete(group, refs[1:])
+    assert group.pass_barriers(at_once=True) == 0
+    if not is_retried:
+        assert join.state == state
+        return
+    assert join.state == "waiting"
+    group["fetch"].lease()[0].complete("again")
+    assert (group.pass_barriers(at_once=True), join.state) == (1, "fired")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "simulated"), fsqueue.StorageError("simulated")])
+def test_a_look_that_fails_forgets_no_task(group: Group, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    refs = fill(group, 2)
+    join = group.join(refs, then=("report", "x"))
+
+    def fails(*_: object) -> Any:
+        raise error
+
+    for name in ("unfinished", "results_of"):
+        place = barriers.joins.inspection if name == "unfinished" else barriers.joins.task_results
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, fails)
+            assert group.pass_barriers(at_once=True) == 0
+        assert (group.pass_barriers(at_once=True), join.state) == (0, "waiting")
+    bury(group, refs[0])
+    complete(group, refs[1:])
+    with monkeypatch.context() as patch:
+        patch.setattr(barriers.joins.task_results, "results_of", fails)
+        assert group.pass_barriers(at_once=True) == 0
+    assert (group.pass_barriers(at_once=True), join.state) == (0, "waiting")
+
+
 @pytest.mark.parametrize(("on_failure", "state"), [("run", "fired"), ("drop", "cancelled")])
 def test_it_runs_or_is_dropped_where_a_task_was_given_up(group: Group, on_failure: Any, state: str) -> None:
     refs = fill(group, 2)
@@ -231,7 +277,7 @@ def test_tasks_of_elsewhere_are_refused(group: Group, tmp_path: Path) -> None:
     other = Group.create(tmp_path / "other")
     alone = fsqueue.Queue.create(tmp_path / "q")
     for ref in (other["fetch"].insert(1), alone.insert(1), TaskRef(other["fetch"].insert(1).id)):
-        with pytest.raises(fsqueue.InvalidArgument, match="not in a queue of the group"):
+        with pytest.raises(fsqueue.InvalidArgument, match="not known as one of a queue of the group"):
             group.join([ref], then=("b", 1))
     published = alone.commit("seed")
     published.publish(published.stage([1]))
@@ -304,6 +350,42 @@ def test_each_task_finds_the_inputs_of_its_own_join(group: Group) -> None:
     assert [one.result for one in group["report"].inputs(tasks[0].id)] == [0, -1]
 
 
+def test_a_task_of_a_join_that_was_retried_has_its_inputs(group: Group) -> None:
+    refs = fill(group, 2)
+    group.join(refs, then=("report", "x"))
+    complete(group, refs)
+    for _ in range(3):
+        group["report"].lease()[0].bury("bad")
+        group["report"].retry_dead()
+    [task] = group["report"].lease()
+    assert [one.payload for one in task.inputs()] == [0, 1]
+
+
+def test_each_task_is_an_input_once(group: Group) -> None:
+    commit = group["fetch"].commit("seed")
+    commit.publish(commit.stage(range(3)))
+    refs = [TaskRef(task.id, True, group["fetch"]) for task in group["fetch"].tasks()]
+    group.join([commit, *refs, commit, *reversed(refs)], then=("report", "x"))
+    group["fetch"].complete(group["fetch"].lease(3))
+    [task] = group["report"].lease()
+    assert [one.payload for one in task.inputs()] == [0, 1, 2]
+
+
+def test_inputs_are_found_while_the_join_goes_on_and_beside_a_damaged_one(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = group.join(fill(group, 1, "other"), then=("report", "other"))
+    (group.path / ".barriers" / f"{damaged.id}.waiting").write_text("~")
+    refs = fill(group, 1)
+    join = group.join(refs, then=("report", "x"))
+    complete(group, refs)
+    assert group.pass_barriers(at_once=True) == 1
+    [task] = group["report"].lease()
+    steps = barrier_files.steps
+    monkeypatch.setattr(barrier_files, "steps", lambda given: {**steps(given), barriers.Uuid(join.id): "firing"})
+    assert [one.payload for one in task.inputs()] == [0]
+
+
 # -- who looks, and who dies -------------------------------------------------------------------------------------
 
 
@@ -330,18 +412,34 @@ def test_a_loop_over_its_own_queue_does_the_join_s_task_too(group: Group) -> Non
     assert Counter(done) == Counter([*range(20), "all"])
 
 
+def test_a_child_that_was_forked_while_another_thread_looked_looks_too(group: Group) -> None:
+    refs = fill(group, 1)
+    join = group.join(refs, then=("report", "x"))
+    group.pass_barriers(at_once=True)
+    complete(group, refs)
+    looks = group._looks
+    assert looks is not None
+    looks._looking_at = forks.depth
+    assert looks.look(group, at_once=True) == 0
+    child = os.fork()
+    if not child:
+        os._exit(looks.look(group, at_once=True))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert join.state == "fired"
+
+
 def test_a_batch_that_is_done_is_not_read_again(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     refs = [*fill(group, 3, "a"), *fill(group, 3, "b")]
     group.join(refs, then=("report", "x"))
     group["a"].complete(group["a"].lease(3))
     looked = list[str]()
-    real = barriers.joins.JoinProgress._rest
+    real = barriers.joins._is_unfinished
 
-    def rest(self: Any, given: Any, part: Any) -> Any:
+    def is_unfinished(given: Any, part: Any) -> bool:
         looked.append(part.queue)
-        return real(self, given, part)
+        return real(given, part)
 
-    monkeypatch.setattr(barriers.joins.JoinProgress, "_rest", rest)
+    monkeypatch.setattr(barriers.joins, "_is_unfinished", is_unfinished)
     for _ in range(3):
         group.pass_barriers(at_once=True)
     assert looked == ["a", "b", "b", "b"]

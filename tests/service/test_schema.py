@@ -53,6 +53,7 @@ def test_there_is_an_operation_for_each_verb() -> None:
         "create", "close", "path", "directory", "settings", "generation", "has_priorities", "paused", "poll",
         "poll_async", "id", "commit", "result_columns", "fsck", "insert_many", "lease_for_others",
         "typed_path", "exists", "lease_for", "is_copy", "accept_copy", "drained_proof", "result",
+        "inputs",
     }  # fmt: skip
     verbs = {name for name in dir(fsqueue.GroupQueue) if not name.startswith("_")} - {"store", "group", "name"}
     assert verbs - left_out - {verb.name for verb, _ in ROUTED} == set()

@@ -111,7 +111,7 @@ MUTATIONS = [
         "a join passes while tasks of its set are left",
         "its task is available before the tasks that it waits for have ended",
         "join",
-        (("JoinProgress.look", "left = rest.unfinished + rest.dead", "left = list[int]()"),),
+        (("JoinProgress.look", 'if _is_unfinished(group, self._left[-1]): return "waits"', ""),),
     ),
     Mutation(
         "a barrier that has begun is gone on with by nobody",

@@ -145,7 +145,7 @@ def test_the_server_s_own_process_seals_what_a_client_left(mounted: Mounted, has
 
     with (
         mock.patch.object(fast_path, "insert_next", return_value=None),
-        mock.patch.object(client._inserter, "_append", side_effect=CutOff) as cut_off,
+        mock.patch.object(client._inserter, "_write_inserts", side_effect=CutOff) as cut_off,
         pytest.raises(CutOff),
     ):
         client.insert("x", key="k")

@@ -165,6 +165,7 @@ def test_while_only_the_dead_hold_tasks_no_end_is_promised(
     killed.release(held)
 
 
+@pytest.mark.batched
 def test_when_a_task_was_last_leased(q: Queue, clock: ManualClock, queue_factory: QueueFactory) -> None:
     assert q.activity().last_leased is None
     q.insert_many(range(3), batch_tasks=3)
