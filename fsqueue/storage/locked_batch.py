@@ -385,11 +385,11 @@ class LockedBatch:
         checks.hold(
             1, not log.added_bytes, f"{where}, the state has {log.added_bytes} bytes of records more than the log"
         )
-        # Invariant 5: no worker looks for a task before the time that the file's name promises.
+        # Invariant 5: no worker looks for a task before the time that the file's name promises. Then they do.
         # While anything is prepared, no name is given, and what becomes available with the outcome is not known.
         if log.name is not None and log.is_named_so and not states.prepared and (due := states.next_time()) is not None:
-            promised, truth = log.name.available_at, max(due, states.at)
-            is_late = truth < promised <= truth + CORRECTED_MS
+            promised, truth, now = log.name.available_at, max(due, states.at), self.store.clock.now_ms()
+            is_late = max(truth, now) < promised <= truth + CORRECTED_MS
             checks.hold(5, not is_late, f"{where}, a task comes at {due}, and {log.name} promises it for {promised}")
 
     def drop(self) -> None:
