@@ -106,7 +106,7 @@ def _commit(group: fsqueue.Group, text: str) -> fsqueue.Commit:
         raise click.UsageError(f"--of-commit is QUEUE=NAME, not {text!r:.100}. Nothing was done.")
     found = group[named(group, queue)]
     if not found.exists():
-        raise click.UsageError(f"{queue} names no queue that is there, so nothing was inserted. Nothing was done.")
+        raise click.UsageError(f"{queue} names no queue that is there. Nothing was done.")
     return found.commit(name)
 
 
