@@ -378,7 +378,7 @@ def test_the_recipe_of_several_roots_names_the_one_that_is_away(tmp_path: Path) 
         exec(opening, world)
         return world["group_of"]  # type: ignore[no-any-return]
 
-    group_of, names = opened(), [f"n{number}" for number in range(6)]
+    group_of, names = opened(), [f"n{number}" for number in range(40)]  # the ids of groups choose: some for each
     assert {group_of(name).path.parent.parent for name in names} == {*roots}
     for name in names:
         group_of(name)[f"{name}#fetch"].insert(name)
