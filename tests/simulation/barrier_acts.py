@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsqueue import LeasedTask, TaskRef
 from tests.simulation import relays
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 OF, INTO = "q", "r"
 MARK = "behind"
 """An argument of a call that has set a barrier: the queue that it waits for, or the payloads of a join's tasks."""
+HOW, STRICT = "on_failure", "wait"
+"""An argument of a call that has set a join; and its value if dead letters hold the join up."""
+DONE_BY = ("complete", "cancel")
+"""Verbs from whose beginning on a task may have ended otherwise than as a dead letter."""
 
 
 def set_barrier(story: Story, actor: Actor) -> None:
@@ -32,6 +36,15 @@ def set_barrier(story: Story, actor: Actor) -> None:
 
 def set_join(story: Story, actor: Actor) -> None:
     """Set a join: a task comes into `r` once up to three tasks of `q` have ended, which may have by now."""
+    _join(story, actor, "run")
+
+
+def set_strict_join(story: Story, actor: Actor) -> None:
+    """Set a join that waits while one of its tasks is a dead letter."""
+    _join(story, actor, STRICT)
+
+
+def _join(story: Story, actor: Actor, on_failure: Literal["run", "wait"]) -> None:
     known = {payload: ids[0] for payload, ids in story.history.ids.items() if ids}
     if not known:
         return
@@ -41,16 +54,21 @@ def set_join(story: Story, actor: Actor) -> None:
 
     def join(q: Any) -> Any:
         group = group_of(q)
-        return group.join(
-            [TaskRef(known[payload], True, group[OF]) for payload in awaited], (INTO, payloads[0]), on_failure="run"
-        )
+        refs = [TaskRef(known[payload], True, group[OF]) for payload in awaited]
+        return group.join(refs, (INTO, payloads[0]), on_failure=on_failure)
 
-    into.do("insert", join, payloads=payloads, **{MARK: awaited})
+    into.do("insert", join, payloads=payloads, **{MARK: awaited, HOW: on_failure})
 
 
 def feed_first(story: Story, actor: Actor) -> None:
     """Insert a task into `q`."""
     relays.insert(story, relays.both(story, actor)[0])
+
+
+def give_up(story: Story, actor: Actor) -> None:
+    """Lease one or two tasks of `q`, and give them up."""
+    for task in actor.lease(story.rng.choice((1, 2))) or ():
+        actor.bury(task)
 
 
 def pass_barriers(story: Story, actor: Actor) -> None:
@@ -59,13 +77,13 @@ def pass_barriers(story: Story, actor: Actor) -> None:
 
 
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    act.__name__: act for act in (set_barrier, set_join, feed_first, pass_barriers)
+    act.__name__: act for act in (set_barrier, set_join, set_strict_join, feed_first, give_up, pass_barriers)
 }
 
 
 def judge(story: Story) -> Iterator[str]:
     """Each task of a barrier was there once, and was leased only after an instant at which `q` was drained; that of a
-    join only after its tasks had ended.
+    join only after its tasks had ended, or had been done.
     """
     set_by = {
         payload: call
@@ -79,7 +97,7 @@ def judge(story: Story) -> Iterator[str]:
     if not set_by or story.world.disk.lost or story.scenario.stale_listings:
         return  # the proof of "drained" presumes that a listing asks the server
     lives = sorted(_lives(story))
-    ends = relays.ends_of_lives(story)
+    ends = {"run": relays.ends_of_lives(story), STRICT: relays.ends_of_lives(story, DONE_BY)}
     for history in (story.history, story.history_beside):
         for call in history.calls:
             for task in _handed_out(call):
@@ -88,7 +106,7 @@ def judge(story: Story) -> Iterator[str]:
                     continue
                 if begun.args[MARK] == OF:
                     yield from _too_early(begun, call, lives)
-                elif left := [one for one in begun.args[MARK] if ends.get(one, math.inf) >= call.end]:
+                elif left := [one for one in begun.args[MARK] if ends[begun.args[HOW]].get(one, math.inf) >= call.end]:
                     yield f"{call}: it got the task of {begun}, before {left} had ended"
 
 

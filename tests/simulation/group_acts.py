@@ -266,6 +266,8 @@ def at_rest(story: Story) -> Iterator[str]:
             break
         else:
             actor.work(5.0)
+            if "retry_dead" in story.scenario.actions:  # joins may wait for what was given up
+                actor.plain("retry_dead")
     else:
         yield "the group does not drain"
     for one in relays.both(story, actor):

@@ -117,6 +117,10 @@ BARRIERS = {
 """Barriers are set and pass, beside inserts into the queue that they wait for, and workers of it."""
 JOINS = BARRIERS | {"set_barrier": 0.0, "set_join": 4.0, "feed_first": 4.0}
 """Joins wait for some tasks of that queue."""
+JOINS_OF_DEAD = JOINS | {"set_join": 1.0, "set_strict_join": 4.0, "consume": 1.0, "give_up": 3.0, "retry_dead": 1.5}
+"""Joins wait for tasks that become dead letters, and are retried."""
+GROUP_WITH_HISTORY = GROUP | {"settings": {"max_attempts": None, "keep_history": True}}
+"""As GROUP; and which of the tasks that have ended are dead letters is known."""
 SCENARIOS = {
     one.name: one
     for one in (
@@ -130,6 +134,22 @@ SCENARIOS = {
         Scenario("join-error", shared=False, hosts=1, actions=JOINS, faults=("error", "after", "full"), **GROUP),
         Scenario("join-power", shared=False, hosts=1, actions=JOINS, faults=("power", "kill"), lossy=True, **GROUP),
         Scenario("join-nfs", actions=JOINS, faults=("kill", "delay", "stop", "cut", "reply"), stale=0.4, **GROUP),
+        Scenario(
+            "join-dead",
+            shared=False,
+            hosts=1,
+            actions=JOINS_OF_DEAD,
+            faults=("kill", "kill", "delay"),
+            **GROUP_WITH_HISTORY,
+        ),
+        Scenario(
+            "join-dead-error",
+            shared=False,
+            hosts=1,
+            actions=JOINS_OF_DEAD,
+            faults=("error", "after", "full"),
+            **GROUP_WITH_HISTORY,
+        ),
         Scenario("group", shared=False, hosts=1, actions=BEGIN, faults=("kill", "kill", "delay"), **GROUP),
         Scenario("group-nfs", actions=BEGIN, faults=("kill", "host", "delay", "stop", "cut"), stale=0.4, **GROUP),
         Scenario("group-reply", actions=BEGIN, faults=("reply", "reply", "after", "kill"), stale=0.3, **GROUP),

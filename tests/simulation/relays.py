@@ -7,7 +7,7 @@ So something lives in one of them from the first insert to the last completion, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -228,15 +228,17 @@ def _lives(story: Story) -> Iterator[tuple[float, float]]:
                 yield from ((call.end, min(wiped, ends.get(payload, math.inf))) for payload in call.args["payloads"])
 
 
-def ends_of_lives(story: Story) -> dict[Any, float]:
-    """From which step on each task may have its outcome, by the payload with which it was inserted."""
+def ends_of_lives(story: Story, verbs: Sequence[str] = ENDS) -> dict[Any, float]:
+    """From which step on each task may have its outcome by one of these verbs, by the payload with which it was
+    inserted.
+    """
     ends: dict[Any, float] = {}
     for history in (story.history, story.history_beside):
         whose = {task_id: payload for payload, known in history.ids.items() for task_id in known}
         for call in history.calls:
             named = [original(task.payload) for task in call.args.get("tasks", ())]
             named += [whose[task_id] for task_id in call.args.get("ids", ())]
-            for payload in named if call.verb in ENDS else ():
+            for payload in named if call.verb in verbs else ():
                 ends[payload] = min(call.begin, ends.get(payload, math.inf))
     return ends
 
