@@ -130,8 +130,10 @@ def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
         done.append({"id": identity, "cancelled": is_cancelled})
         if not is_cancelled:
             left += 1
-            why = "is not known in" if found is None else "has passed before in"
-            complain(f"the barrier {plain(identity)} {why} {group.path}: nothing was cancelled")
+            why = "has passed before"
+            if found is None:
+                why = f"is not known, or its file is damaged ('fsqueue fsck {plain(group.path)}' tells)"
+            complain(f"{group.path}: the barrier {plain(identity)} {why}: nothing was cancelled")
     if as_json:
         for one in done:
             print_json(one)

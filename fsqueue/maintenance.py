@@ -164,7 +164,7 @@ class Maintenance:
 
         `limit={"host": 4}` lets at most four tasks whose payloads have one value of `host` be leased at one instant,
         over all hosts; None in place of the number ends that. Limits of fields that are not named stay. `rate="5/s"`
-        (`/m`, `/h`) lets at most so many be leased in that time, over all hosts.
+        (`/m`, `/h`) lets five tasks a second (minute, hour) be leased at most, over all hosts.
 
         It is durable when this returns. Other processes use the new ones from their next look at the queue on: two
         seconds later at most. Leases that are held keep their length until they are renewed. InvalidArgument, with

@@ -199,8 +199,8 @@ class Queue(Maintenance):
     ) -> Queue:
         """Make a queue, whole or not at all, and open it. Parents of `path` are made as needed.
 
-        `backoff_s`: the least and the greatest pause after a failure. `keep_payloads`: the history keeps payloads of
-        up to so many bytes (None: all; 0: none), on average over those that were inserted together.
+        `backoff_s`: the least and the greatest pause after a failure. `keep_payloads`: how many bytes a payload
+        may have that the history keeps (None: all; 0: none), on average over those that were inserted together.
 
         QueueExists if there is one (with `exist_ok` it is opened as it is); NotAQueue if the path
         is a file, a symbolic link or a directory with something else in it; UnsafeFilesystem if the mount cannot
@@ -497,7 +497,7 @@ class Queue(Maintenance):
         Those without a priority come after all that have one, about in insertion order. `up_to`: only tasks with a
         priority that is not greater. `order="random"`: any of the tasks, each call others.
         Return [] only after a full look: no such task was available; or if the queue is `paused`. With `wait_s`, wait
-        so long for one.
+        for one, up to this many seconds.
         `strict` looks at all shards for the best instead of remembering some, and waits for a batch that is locked at
         the moment, 2 s at most: so it is exact as long as no other process leases.
         `holder`: the worker that gets the tokens, if that is another process: `host`, and if known `name`, `pid`,

@@ -1,6 +1,6 @@
 """Replay a movement log, and note when attempts began, failed and ran out (docs/format.md, "Movement logs").
 
-Pure, as `ReplayState`: the same bytes give the same times, whoever reads them.
+Pure, as `ReplayState`: the same bytes give each reader the same times.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from zlib import crc32
 from fsqueue.format.layout import LeaseRate
 
 BURST_S: Final = 1.0
-"""The tokens of so many seconds are kept, and one more: workers that come a moment late then catch up."""
+"""A bucket keeps the tokens of this many seconds, and one more: workers that come a moment late then catch up."""
 APART_US: Final = 60_000_000
-"""A bucket that was empty at a time so far in the future, in microseconds, was told by a clock that was wrong."""
+"""If a bucket says that it was empty at a time that is further ahead than this (µs), a wrong clock has told it."""
 RECORD_AT: Final = 32
 """Where the record of the bucket stands in the file of slots: behind the 32 bytes that tell whether that is whole."""
 _RECORD_BYTES: Final = 32

@@ -201,7 +201,9 @@ class BarrierLooks:
         which it may pass; "cancelling" if it is dropped for a dead letter; None if it waits on.
         """
         if record.tasks:
-            progress = self._joins.setdefault(record.id, joins.JoinProgress(record))
+            progress = self._joins.get(record.id)
+            if progress is None:
+                progress = self._joins[record.id] = joins.JoinProgress(record)
             return _OUTLOOKS[progress.look(group)]
         left = self._left.get(record.id)
         if left is not None and not GroupDrainCheck([Selected(group, names_=(left,))])():
@@ -312,7 +314,8 @@ def _set(
     at = directory.clock.now_ms()
     how: Any = on_failure
     record = BarrierRecord(names.new_uuid(directory.entropy, at), at, of, match, how, tasks, waited_for)
-    if len(record.encode()) > FILE_BYTES_MAX:
+    content = record.encode()
+    if len(content) > FILE_BYTES_MAX:
         raise TaskTooLarge(
             f"The file of a join has {FILE_BYTES_MAX >> 20} MiB at most, and this one would be longer: its tasks are "
             "of too many batches. Nothing was done. Join parts of them, and then those."
@@ -331,7 +334,7 @@ def _set(
                 let_out(error)
                 raise _not_set(group, error, "There is no barrier.") from error
             try:
-                barrier_files.write(directory, record)
+                barrier_files.write(directory, record.id, content)
                 insert(group, directory, record)
             except (OSError, FsqueueError) as error:
                 let_out(error)

@@ -98,9 +98,8 @@ def _given_up(group: HasQueues, parts: Sequence[BatchTasks]) -> tuple[list[Batch
     name = parts[0].queue
     dead = parts_of(name, (one.id for one in found if one.state == DEAD))
     if retried:
-        with suppress(
-            QueueNotFound
-        ):  # where a process has died before it published them, they would seem to have ended
+        # Where a process has died before it published them, they would seem to have ended.
+        with suppress(QueueNotFound):
             retrying.publish_pending(group.opened_queue(names.queue_directory(name)).store)
     return dead, parts_of(name, retried)
 

@@ -410,17 +410,11 @@ def shorten(text: str) -> str:
 
 
 def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
-    """Give the file a name that does not promise a later time, before a record makes tasks available.
-
-    OSError if that fails. Then the record must not be written: no worker would look for its tasks before the time that
-    the name promises, and `lease` would answer "empty" although they wait. A name that is too early costs a look.
+    """Give the file a name that does not promise a later time, as `LockedBatch.name_earlier` does. NotRecorded if the
+    file server cannot be reached: then the record must not be written.
     """
     try:
-        name = locked.find_task_file()
-        if name is not None and name.available_at > available_at:
-            target = name.at(available_at)
-            locked.append_move(at, name, target)
-            locked.rename_task_file_surely(target)
+        locked.name_earlier(at, available_at)
     except OSError as error:
         if error.errno not in LOST:
             raise

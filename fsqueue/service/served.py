@@ -89,8 +89,10 @@ class Served:
             return True  # tasks may be in it: what is asked of it next says so
 
     def close(self) -> None:
-        """Close all queues."""
+        """Close all queues, and the group with those that its updates have opened."""
         with self._lock:
             queues = [queue for queue, _ in self._open.values()]
         for queue in [*queues, *filter(None, [self._only])]:
             queue.close()
+        if self.group is not None:
+            self.group.close()

@@ -89,16 +89,16 @@ def find(group: GroupDirectory, identity: Uuid, step: Step) -> tuple[BarrierReco
     return None
 
 
-def write(group: GroupDirectory, record: BarrierRecord) -> None:
-    """Write the file of a new barrier, whole: it is `begun`, durably."""
+def write(group: GroupDirectory, identity: Uuid, content: bytes) -> None:
+    """Write the file of a new barrier, whole: it is `begun`, durably. `content`: its encoded record."""
     fs, directory = group.fs, barriers_directory(group.path)
     fs.make_directory(directory, sync=True)
     fresh = f"{directory}/{names.fresh(group.entropy.hex16())}"
     try:
         with fs.closing(fs.create(fresh)) as fd:
-            fs.write_all(fd, record.encode())
+            fs.write_all(fd, content)
             fs.fsync(fd)
-        fs.rename(fresh, barriers.path_of(group.path, record.id, "begun"))
+        fs.rename(fresh, barriers.path_of(group.path, identity, "begun"))
     except BaseException:
         with suppress(OSError):
             fs.unlink(fresh)

@@ -341,6 +341,20 @@ class LockedBatch:
         log.name, log.is_named_so = target, True
         return True
 
+    def name_earlier(self, at: int, available_at: int) -> None:
+        """Give the task file a name that promises `available_at` at the latest, before a record at the time `at` makes
+        tasks available then.
+
+        OSError if that fails. Then the record must not be written: no worker would look for its tasks before the time
+        that the name promises, and `lease` would answer "empty" although they wait. A name that is too early costs a
+        look.
+        """
+        name = self.find_task_file()
+        if name is not None and name.available_at > available_at:
+            target = name.at(available_at)
+            self.append_move(at, name, target)
+            self.rename_task_file_surely(target)
+
     def move_task_file_away(self, name: TaskFileName, path: str, target: str) -> bool:
         """Rename the task file `name` from `path` to `target`; False if it or the directory of `target` is missing."""
         if CHECK:

@@ -67,6 +67,8 @@ def correct_time(locked: LockedBatch, certain: bool = False) -> bool:
         if last <= now + FAR_MS:
             return False
     times = shifted(store.fs.pieces(log.fd, 0), now)
+    if times:  # they come earlier than the file's name says
+        locked.name_earlier(last, min(times.values()))
     tasks = to_ranges([*times]) if times else []
     locked.append_record("clock", now, tasks=tasks, since=[times[index] for index in sorted(times)])
     return True

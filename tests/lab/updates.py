@@ -31,6 +31,8 @@ KILLS = 8
 LEASE_S = 4.0
 CUT_CALLS = 20
 """Number of handler calls at the other client after which a client that was cut off is connected again."""
+CUT_PATIENCE_S = 300.0
+"""How long these may take. It is less than a call into the guest may take: what the processes do is told, then."""
 DECISIONS = f"/{decisions.DIRECTORY}/"
 
 # -- power cuts ---------------------------------------------------------------------------------------------
@@ -248,7 +250,7 @@ def play(seed: int, tasks: int, kills: int = KILLS, fault: str = "") -> dict[str
         for number, moment in enumerate(moments):
             until(lambda moment=moment: int(calls) > moment, f"call number {moment} of a handler", PATIENCE_S)
             if fault and number == kills // 2:
-                meet(fault, name, calls)
+                meet(fault, name, calls, [worker for client, worker in crew if client != 1])
             at_a_random_moment(dice, 0.1)
             client, victim = crew.pop(dice.randrange(len(crew)))
             killed += victim.running
@@ -260,15 +262,24 @@ def play(seed: int, tasks: int, kills: int = KILLS, fault: str = "") -> dict[str
     return {"killed": killed, "tasks": tasks, "calls": int(calls)}
 
 
-def meet(fault: str, name: str, calls: Count) -> None:
-    """Let the server restart, or a client be cut off for as long as the server waits for it, and some calls more."""
+def meet(fault: str, name: str, calls: Count, others: list[Child]) -> None:
+    """Let the server restart, or client 1 be cut off for as long as the server waits for it, and some calls more by
+    `others`, at the other client.
+    """
     if fault == "restart":
         restart_server(name)
         return
+
+    def others_went_on() -> bool:
+        for worker in others:
+            if not worker.running:
+                worker.result()  # its traceback, if an error has ended it
+        return int(calls) > before + CUT_CALLS
+
     lab("cut", 1)
     before = int(calls)
     try:  # client 1 may have logs locked until the server's lease is over
-        until(lambda: int(calls) > before + CUT_CALLS, "the other client to go on", PATIENCE_S)
+        until(others_went_on, "the other client to go on", CUT_PATIENCE_S)
     finally:
         lab("join", 1)
 
