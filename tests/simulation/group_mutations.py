@@ -120,31 +120,6 @@ MUTATIONS = [
         (("JoinProgress.look", 'return "waits" if dead else "done"', 'return "done"'),),
     ),
     Mutation(
-        "a join forgets a batch when a look at it fails",
-        "its task is available before the tasks of that batch are done",
-        "join-dead-error",
-        (
-            (
-                "JoinProgress.look",
-                """
-                if _is_unfinished(group, self._left[-1]):
-                    return "waits"
-                if self._on_failure != "run":
-                    self._ended.append(self._left[-1])
-                self._left.pop()
-                """,
-                """
-                part = self._left.pop()
-                if _is_unfinished(group, part):
-                    self._left.append(part)
-                    return "waits"
-                if self._on_failure != "run":
-                    self._ended.append(part)
-                """,
-            ),
-        ),
-    ),
-    Mutation(
         "a barrier that has begun is gone on with by nobody",
         "whoever has set it died, and its tasks are due never",
         "barrier",
