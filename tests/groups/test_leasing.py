@@ -248,7 +248,7 @@ def test_idle_looks_at_many_queues_cost_a_bounded_number_of_calls(
     """Not one for each queue: those that are not open are asked in turn, at a bounded rate."""
     monkeypatch.setattr(members, "OPEN_MAX", 2)
     monkeypatch.setattr(members, "BELLS_MAX", 3)
-    monkeypatch.setattr(members, "AGAIN_S", 0)  # what has rung is looked into once more, and at once, not meanwhile
+    believe_bells_at_once(monkeypatch)
     costs = []
     for most in (10, 60):
         for number in range(most):
@@ -256,11 +256,20 @@ def test_idle_looks_at_many_queues_cost_a_bounded_number_of_calls(
         mine = Group(group.path)
         while mine.lease(50):
             pass
-        mine.lease()
+        at_rest(mine)  # on a slow machine what has rung is looked into once more by a later lease only
         with calls(monkeypatch) as counted:
             mine.lease()
         costs.append(sum(counted.values()))
-    assert costs[1] <= costs[0] + 10
+    assert costs[1] <= costs[0] + 40  # lists and doorbells may be due; a look at each queue would cost 150 more
+
+
+def believe_bells_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have bells count as settled at once, and read at each look."""
+    for name in ("QUIET_S", "SETTLED_S", "FRESH_S"):
+        monkeypatch.setattr(bells, name, 0)
+    for module in (members, waiting):
+        monkeypatch.setattr(module, "AGAIN_S", 0)  # the second look after a notification comes at once: ...
+    monkeypatch.setattr(listening, "QUIET_S", 0)  # ... each insert has a notification of its own
 
 
 @pytest.fixture
@@ -270,11 +279,7 @@ def other(group: Group, monkeypatch: pytest.MonkeyPatch) -> Group:
     Bells count as settled at once, and are read at each look.
     """
     monkeypatch.setattr(members, "OPEN_MAX", 2)
-    for name in ("QUIET_S", "SETTLED_S", "FRESH_S"):
-        monkeypatch.setattr(bells, name, 0)
-    for module in (members, waiting):
-        monkeypatch.setattr(module, "AGAIN_S", 0)  # the second look after a notification comes at once: ...
-    monkeypatch.setattr(listening, "QUIET_S", 0)  # ... each insert has a notification of its own
+    believe_bells_at_once(monkeypatch)
     made = Group(group.path)
     for number in range(6):
         made[f"q{number}"].insert(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import math
 import os
 import resource
 import subprocess
@@ -32,7 +33,8 @@ LIMIT = 400
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Let open logs believe that this process may have so many descriptors."""
+    """Let open logs believe that this process may have so many descriptors. None is closed because it was not used."""
+    monkeypatch.setattr(open_logs, "UNUSED_S", math.inf)
     monkeypatch.setattr(open_logs.resource, "getrlimit", lambda which: (limit, limit))
 
 
