@@ -40,7 +40,7 @@ from .common import (
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
 from .printing import complain, hint, print_done, print_json, quoted, say
-from .targets import Targets, is_address, is_rate_used_up, one_queue, state_of, unknown_in, why_lost
+from .targets import Targets, group_limits, is_address, is_rate_used_up, one_queue, state_of, unknown_in, why_lost
 
 if TYPE_CHECKING:
     from .targets import AnyQueue
@@ -143,8 +143,8 @@ def _why_nothing(q: AnyQueue) -> str:
     pause, settings = q.paused, q.settings
     if pause is not None:
         return f"{q.path} is paused {pause}"
-    most, rate = settings.max_leased, settings.rate
-    if most is None and rate is None and not settings.limit:
+    most, rate, of_group = settings.max_leased, settings.rate, group_limits(q)
+    if most is None and rate is None and not settings.limit and not of_group:
         return NOTHING_AVAILABLE
     status = q.status()
     if most is not None and status.leased >= most:
@@ -154,6 +154,8 @@ def _why_nothing(q: AnyQueue) -> str:
     fields = " ".join(f"limit.{name}={number}" for name, number in settings.limit.items())
     if fields and status.waiting and status.leased:
         return f"the values of all tasks of {q.path} that wait are full, or other workers were faster ({fields})"
+    if of_group and status.waiting:
+        return f"tasks of {q.path} wait, perhaps for a place ({of_group}). Try again later."
     return NOTHING_AVAILABLE
 
 

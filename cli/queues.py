@@ -163,6 +163,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "rate": lambda text: None if text == "none" else text,
 }
 """How the value of each setting that can be changed is written."""
+LIMITS = ("max_leased", "limit", "rate")
+"""The settings that a group can change, too: they hold over all of its queues."""
 OF_FIELD = "limit."
 """What stands before the name of a field of payloads that has a limit."""
 SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
@@ -210,16 +212,16 @@ def _text(name: str, value: Any, between: str = ",") -> str:
 @click.command(
     epilog=example(
         """fsqueue set /scratch/me/tiles
-fsqueue set /scratch/me/tiles max_attempts=3 lease_s=1h backoff=10s,30m"""
+fsqueue set /scratch/me/tiles max_attempts=3 lease_s=1h backoff=10s,30m
+fsqueue set /scratch/me/crawl limit.licence=4           # over all queues of a group"""
     )
 )
 @queue_argument
 @click.argument("assignments", metavar="[NAME=VALUE]...", nargs=-1)
 @json_option
 def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them.
-
-    Of a group it shows the settings with which its queues begin. These stay.
+    """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them. Settings that
+    are not listed here are fixed when the queue is created.
 
     \b
     NAME=VALUE is one of
@@ -233,42 +235,50 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
 
     limit.host=4 lets at most four tasks with one value of the payload's field "host" be leased at a time. Tasks with
     other values go on, and those without the field are not limited. At most four fields have a limit. rate=30/m lets
-    30 tasks be leased in a minute, however long they take, one after the other and not all at once.
+    30 tasks be leased in a minute, however long they take, one after the other and not all at once. The first limit of
+    a kind takes two seconds to set, and holds when this command ends. Workers on all hosts keep to it, also if some of
+    them are killed. What is leased already stays leased; nothing is leased until fewer than N are.
 
-    The first limit of a kind takes two seconds to set, and holds when this command ends. Workers on all hosts keep to
-    it, also if some of them are killed. What is leased already stays leased; nothing is leased until fewer than N are.
-
-    If keep_payloads becomes smaller, longer payloads of finished tasks are hidden at once; the next 'fsqueue gc' erases
-    them.
-
-    All other settings are fixed when the queue is created.
+    Q may be a group. Then these three limits hold over all of its queues together, besides those of each queue; its
+    other settings are those with which its queues begin, and stay.
 
     All processes use the new values within two seconds. Leases that are held keep their length until they are renewed.
-    If max_attempts becomes smaller, some tasks may have used up their attempts already. Each becomes a dead letter
-    when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
+    If keep_payloads becomes smaller, longer payloads of finished tasks are hidden at once; the next 'fsqueue gc' erases
+    them. If max_attempts becomes smaller, some tasks may have used up their attempts already. Each becomes a dead
+    letter when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
     """
     given = _given(assignments)
     group = group_named(queue, {})
     if group is not None:
-        if given:
+        if not given.keys() <= {*LIMITS}:
             one = quoted(f"{path_of(group).rstrip('/')}/NAME")
             raise click.UsageError(
-                f"{queue} is a group of queues, and its settings are those with which its queues begin: they stay. "
-                f"Nothing was changed. Name one of its queues: fsqueue set {one} NAME=VALUE"
+                f"{queue} is a group of queues, and its settings are those with which its queues begin: they stay, but "
+                f"for limits over all of its queues. Nothing was changed. Name one of its queues: fsqueue set {one} "
+                "NAME=VALUE"
             )
-        _show({"group": path_of(group)}, asdict(group.settings), as_json, is_fixed=True)
+        settings = group.settings
+        if given:
+            if not isinstance(group, fsqueue.Group):
+                raise click.UsageError(
+                    f"{queue} is a group of a gateway, which sets no limits of groups. Nothing was changed. Set them "
+                    "on a host that has the group's directory: fsqueue set DIRECTORY NAME=VALUE"
+                )
+            settings = group.set_limits(**given)
+        _show({"group": path_of(group)}, asdict(settings), as_json, is_done=bool(given), of_group=True)
         return
     with one_queue(queue) as q:
-        settings = asdict(q.change_settings(**given) if given else q.settings)
-        _show({"queue": str(q.path)}, settings, as_json, is_done=bool(given))
+        settings = q.change_settings(**given) if given else q.settings
+        _show({"queue": str(q.path)}, asdict(settings), as_json, is_done=bool(given))
 
 
 def _show(
-    of: dict[str, str], settings: dict[str, Any], as_json: bool, *, is_done: bool = False, is_fixed: bool = False
+    of: dict[str, str], settings: dict[str, Any], as_json: bool, *, is_done: bool = False, of_group: bool = False
 ) -> None:
-    """Print settings of a queue or group. `is_done`: some were changed. `is_fixed`: none can be."""
+    """Print settings of a queue or group. `is_done`: some were changed. `of_group`: none but limits can be."""
     found = of | {"settings": settings}
-    fixed = {name: "" if name in PARSERS and not is_fixed else "  (fixed)" for name in settings}
+    changeable = LIMITS if of_group else PARSERS
+    fixed = {name: "" if name in changeable else "  (fixed)" for name in settings}
     lines = [f"{name:<16} {_text(name, value)}{fixed[name]}" for name, value in settings.items() if name != "limit"]
     lines += [f"{OF_FIELD + name:<16} {most}" for name, most in settings["limit"].items()]
     if is_done:

@@ -56,6 +56,9 @@ class Look(NamedTuple):
         """Return what follows the number of leased tasks: how many there may be; "" where there is no limit."""
         return "" if self.max_leased is None else f" of at most {self.max_leased:,}"
 
+    group_limits: str = ""
+    """The limits of its group for which tasks may wait; "" if there are none, or it is not known."""
+
     parts: Sequence[Look] = ()
     """What this is the sum of."""
 
@@ -158,7 +161,9 @@ def limited(look: Look) -> list[str]:
         if one.rate is not None and one.status.waiting and one.paused is None and one.is_rate_used_up is not False:
             allows = "allows no more leases now" if one.is_rate_used_up else "may allow no more leases now"
             said.append((one, f"rate={one.rate} {allows}: {waiting}"))
-    return [f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{text}" for one, text in said]
+    lines = [f"limited     {f'{one.name} ' if len(look.parts) > 1 else ''}{text}" for one, text in said]
+    of_groups = [one.group_limits for one in look.parts or [look] if one.status.waiting and one.paused is None]
+    return lines + [f"limited     {text}: tasks may wait for a place" for text in dict.fromkeys(of_groups) if text]
 
 
 def copied(look: Look) -> list[str]:

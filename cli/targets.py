@@ -192,6 +192,17 @@ def is_rate_used_up(q: AnyQueue) -> bool | None:
     return None
 
 
+def group_limits(q: AnyQueue) -> str:
+    """Return the limits of the group of a queue for which tasks may wait now; "" if none. A gateway does not tell."""
+    with suppress(OSError, fsqueue.FsqueueError):
+        if isinstance(q, fsqueue.Queue) and q.store.queue_state.has_group_limits:
+            from fsqueue.protocol import all_limits
+
+            limits = all_limits.holding_up(q.store)
+            return "" if limits is None else f"{limits} over all queues of the group {plain(limits.group)}"
+    return ""
+
+
 def why_lost(q: AnyQueue, tokens: Iterable[str]) -> dict[str, Loss | None]:
     """Return for each token whose batch is not at work why its lease no longer holds; None for an unknown task."""
     if isinstance(q, fsqueue.Queue):

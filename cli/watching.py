@@ -51,7 +51,7 @@ from .printing import (
 )
 from .silent_servers import PendingAnswer, no_answer, wait_for_any, wait_while_answering
 from .status_text import STATES, Look, copied, details, limited, paused, progress_line, total
-from .targets import each_once, group_named, is_address, is_rate_used_up, one_queue, path_given, place_of
+from .targets import each_once, group_limits, group_named, is_address, is_rate_used_up, one_queue, path_given, place_of
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -137,6 +137,7 @@ class Watched:
             limits=self.limits,
             rate=self.queue.settings.rate,
             is_rate_used_up=is_rate_used_up(self.queue),
+            group_limits=group_limits(self.queue),
         )
 
     @property
@@ -623,6 +624,7 @@ def wait(
                     limits=one.limits,
                     rate=one.queue.settings.rate,
                     is_rate_used_up=is_rate_used_up(one.queue),
+                    group_limits=group_limits(one.queue),
                 )
                 for text in limited(seen):
                     complain(f"{one.path}: {text.removeprefix('limited').strip()}")

@@ -105,10 +105,14 @@ def load_of(queue: fsqueue.Queue) -> Load:
     work = queue.timeline(MEASURED_S, 1).work_s
     measured = sum(tasks for _, tasks in work)
     mean_s = sum(seconds * tasks for seconds, tasks in work) / measured if measured else None
-    limits = queue.store.queue_state.limits
-    most = None
-    if limits is not None:
-        most = at_once_max(limits.max_leased, None if limits.rate is None else limits.rate.per_s, mean_s)
+    from fsqueue.protocol import all_limits
+
+    at_once = [
+        at_once_max(limits.max_leased, None if limits.rate is None else limits.rate.per_s, mean_s)
+        for limits in (queue.store.queue_state.limits, all_limits.limits_of_group(queue.store))
+        if limits is not None
+    ]
+    most = min((one for one in at_once if one is not None), default=None)
     shortest_s = min((seconds for seconds, _ in work), default=None)
     return Load(status.remaining, measured, mean_s, shortest_s, most)
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,13 +29,16 @@ from fsqueue.errors import (
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, directories_above, mount_of, mountadvice
 from fsqueue.filesystem.side_threads import SideThread
 from fsqueue.format import groups, layout, names, sparse
+from fsqueue.format.groups import GroupState
 from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out, suppress
-from fsqueue.protocol import limiting, overwriting, revoking
-from fsqueue.storage import bells, group_directory, listing, locked_batch, nested, queue_changes, remains
+from fsqueue.protocol import all_limits, limiting, overwriting, revoking
+from fsqueue.storage import bells, group_directory, group_slots, listing, locked_batch, nested, queue_changes, remains
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.group_slots import Clocks
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.queue_file import refuse_stray_group_file
 from fsqueue.storage.store import Store
@@ -326,19 +329,12 @@ def change_settings(store: Store, given: dict[str, Any]) -> Settings:
     by, epoch = user_of_this_process(), store.entropy.hex16()
 
     def line(state: QueueState) -> bytes | None:
-        before, now_ms = state.settings, store.clock.now_ms()
-        wanted = dict(given)
-        if "limit" in given:  # the fields that are not named keep their limits
-            wanted["limit"] = {name: most for name, most in (before.limit | given["limit"]).items() if most is not None}
-        after = replace(before, **wanted)
-        changes = {name: value for name, value in wanted.items() if getattr(after, name) != getattr(before, name)}
-        record = b""
+        now_ms, record = store.clock.now_ms(), b""
+        after, limits, changes = layout.limits_after(state.settings, state.limits, given, epoch)
         if not changes.keys().isdisjoint(layout.LIMITS):
-            begins = not after.limit.keys() <= before.limit.keys()  # slots have no such digests
-            if state.limits is None or not state.limits.counts:  # leases have no slots
-                begins = begins or after.max_leased is not None
-            limits = layout.limits_of(after, epoch if begins or state.limits is None else state.limits.epoch)
             record += layout.limits_record(state, limits, by, now_ms)
+            if state.has_group_limits:  # programs that do not know these must not lease now
+                record += layout.group_mark(now_ms)
         if others := {name: getattr(after, name) for name in changes if name not in layout.LIMITS}:
             record += layout.settings_record(others, now_ms)
         return record or None
@@ -347,6 +343,32 @@ def change_settings(store: Store, given: dict[str, Any]) -> Settings:
     if store.queue_state.limits is not None:
         limiting.begin(store)
     return store.settings
+
+
+def set_group_limits(group: GroupDirectory, given: dict[str, Any]) -> Settings:
+    """Append the limits of a group that are not as given to its file. Return the group's settings from then on.
+
+    If limits begin, they hold when this returns: all queues of the group are marked, all processes know of that, and
+    each lease that is held in any of them has its slot.
+    """
+    user, epoch, by = user_of_this_process(), group.entropy.hex16(), Clocks(group.clock, group.entropy)
+
+    def line(state: GroupState) -> bytes | None:
+        after, limits, changes = layout.limits_after(state.settings, state.limits, given, epoch)
+        if len(after.limit) > group_slots.FIELDS_MAX:
+            raise InvalidArgument(
+                f"At most {group_slots.FIELDS_MAX} fields of payloads may have a limit of a group, not "
+                f"{len(after.limit)}. Nothing was changed. To end that of a field: limit.FIELD=none."
+            )
+        # Also where nothing was: a group whose file was written anew says so then, and its queues go on.
+        return groups.limits_record(limits, user, group.clock.now_ms()) if changes or not state.had_limits else None
+
+    state = group_slots.change(group, by, line)
+    if state.limits is not None:
+        all_limits.begin_in(group, by)
+    else:
+        group_slots.unmark_all(group, by)
+    return state.settings
 
 
 def pause(store: Store, reason: str | None, by: dict[str, Any]) -> bool:
@@ -364,9 +386,11 @@ def resume(store: Store) -> bool:
         if not state.paused:
             return None
         now_ms = store.clock.now_ms()
-        if state.limits is not None:  # programs that do not know them must not lease now
-            return layout.limits_record(state, state.limits, by, now_ms, resumes=True)
-        return layout.resume_record(now_ms)
+        # Programs that do not know limits, or not those of groups, must not lease now.
+        mark = layout.group_mark(now_ms) if state.has_group_limits else b""
+        if state.limits is not None:
+            return layout.limits_record(state, state.limits, by, now_ms, resumes=True) + mark
+        return layout.resume_record(now_ms) + mark
 
     was_paused = queue_changes.append(store, line)
     store.doorbell.ring()

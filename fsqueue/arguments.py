@@ -223,6 +223,17 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def limits_of_group(given: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the limits of a group to change; InvalidArgument for a name or a value that cannot be."""
+    for name in given:
+        if name in Settings.__dataclass_fields__ and name not in layout.LIMITS:
+            raise InvalidArgument(
+                f"{name} of the group {path} is what its queues begin with: it stays. Nothing was changed. Change it "
+                f"in one of its queues. These can be changed for a group: {', '.join(layout.LIMITS)}."
+            )
+    return settings_of(given)
+
+
 def worker_of(worker: object) -> str | None:
     """Return the name to appear under in histories, if one is given; InvalidArgument."""
     if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):

@@ -5,6 +5,7 @@ docs/format.md, "Groups".
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -12,7 +13,7 @@ import orjson
 
 from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 from fsqueue.format import names
-from fsqueue.format.layout import SETTINGS_FILE, Settings, at_birth, settings_of
+from fsqueue.format.layout import SETTINGS_FILE, QueueLimits, Settings, at_birth, limits_in, settings_of
 
 FORMAT = 1
 """The format of groups: this version reads and writes no other."""
@@ -25,12 +26,19 @@ BELLS_BYTES = BELLS * BELL_BYTES
 
 
 class GroupState(NamedTuple):
-    """Hold the content of `.group.jsonl`: the group's id, and the settings that its queues begin with."""
+    """Hold the content of `.group.jsonl`: the group's id, the settings that its queues begin with, and its limits.
+
+    The limits among `settings` are the group's own: no queue begins with them.
+    """
 
     id: names.QueueId
     settings: Settings
     allows_unsafe: bool = False
     """True if a user has allowed the group on mounts that are known to be unfit. Its queues begin with that, too."""
+    limits: QueueLimits | None = None
+    """The limits over all of its queues and all hosts; None: there are none."""
+    had_limits: bool = False
+    """True if a line has set limits, or has ended them."""
 
 
 def group_file(group: str) -> str:
@@ -55,6 +63,16 @@ def bells_file(group: str) -> str:
     return f"{group}/.bells"
 
 
+def limits_directory(group: str) -> str:
+    """Return the path of the directory of a group's files of slots."""
+    return f"{group}/.limits"
+
+
+def slots_file(group: str, epoch: str) -> str:
+    """Return the path of the file that lists which leases count against a group's limits."""
+    return f"{limits_directory(group)}/{names.slot_file(epoch)}"
+
+
 def bell_of(directory: names.QueueDirectory) -> int:
     """Return the number of a queue's bell. Several queues may share one."""
     return crc32(directory.encode()) % BELLS
@@ -64,6 +82,12 @@ def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `.group.jsonl`. `identity` stands in each of its queues, and tells them from others."""
     record = {"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": at_birth(settings)}
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def limits_record(limits: QueueLimits | None, by: dict[str, Any], at: int) -> bytes:
+    """Return the line that sets a group's limits, all at once; None: it has none. `by`: tells who has written it."""
+    record = {"op": "limits", "at": at, "by": by, "limits": {} if limits is None else limits.as_dict()}
+    return orjson.dumps(record | ({} if limits is None else {"slots": limits.epoch}), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_group_state(content: bytes, path: str) -> GroupState:
@@ -89,6 +113,13 @@ def read_group_state(content: bytes, path: str) -> GroupState:
                     state = None if identity is None else GroupState(identity, settings_of(given))
                 except InvalidArgument as error:
                     why = str(error).rstrip(".")
+            case {"op": "limits", "limits": dict(given)} if state is not None:
+                try:
+                    settings, limits = limits_in(state.settings, record, given)
+                except (InvalidArgument, TypeError, RecursionError):
+                    continue  # the line is void
+                limits = None if limits is None else replace(limits, group=path)
+                state = state._replace(settings=settings, limits=limits, had_limits=True)
             case {"op": "allow-unsafe"} if state is not None:
                 state = state._replace(allows_unsafe=True)
     if state is None:

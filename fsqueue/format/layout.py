@@ -218,7 +218,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of a queue, over all hosts. At least one of them is set.
+    """The limits of a queue, or of a group of queues, over all hosts. At least one of them is set.
 
     `epoch`: the id under which limits began that hold since without a break: it names the file of slots.
     """
@@ -229,6 +229,8 @@ class QueueLimits:
     """The fields of payloads that have a limit, by their names, and how many tasks with one value may be leased."""
     rate: LeaseRate | None = None
     """How many tasks may be leased in a time."""
+    group: str = ""
+    """The path of the group whose limits these are; "" for those of a queue."""
 
     @property
     def counts(self) -> bool:
@@ -297,15 +299,20 @@ class QueueState:
     """Number of times that campaigns of jobs that replace themselves were stopped. Each campaign ends when this
     changes."""
     limits: QueueLimits | None = field(default=None, compare=False)
-    """The limits over all hosts; None: there are none."""
+    """The queue's own limits over all hosts; None: there are none."""
+    has_group_limits: bool = field(default=False, compare=False)
+    """True if the queue has the mark of a group with limits: its group's file says which they are."""
+    is_limited: bool = field(init=False, default=False, compare=False)
+    """True if limits may count for its leases: its own, or those of its group."""
     is_checked: bool = field(init=False, default=False, compare=False)
-    """True if a lease is more than a look for a task: the queue is paused, or has limits."""
+    """True if a lease is more than a look for a task: the queue is paused, or is limited."""
     is_plain: bool = field(init=False, default=True, compare=False)
     """True if tasks are leased as they come: none has a priority, and there are no limits."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_checked", self.paused is not None or self.limits is not None)
-        object.__setattr__(self, "is_plain", not self.is_ordered and self.limits is None)
+        object.__setattr__(self, "is_limited", self.limits is not None or self.has_group_limits)
+        object.__setattr__(self, "is_checked", self.paused is not None or self.is_limited)
+        object.__setattr__(self, "is_plain", not self.is_ordered and not self.is_limited)
 
     @property
     def directory(self) -> names.Generation:
@@ -430,6 +437,26 @@ def limits_record(
     return _line(line | {"limits": given} | ({"resumes": True} if resumes else {}))
 
 
+def group_mark(at: int) -> bytes:
+    """Return the line that marks a queue as one of a group with limits. Programs that do not know the mark take it for
+    a pause, which keeps them from leasing.
+    """
+    reason = "Its group has limits, which this version of fsqueue does not know. Upgrade fsqueue."
+    return _line({"op": "pause", "at": at, "reason": reason, "group_limits": True})
+
+
+def end_of_group_mark(state: QueueState, at: int) -> bytes:
+    """Return the lines that take this mark away. Programs that do not know it then see again what they saw before: the
+    pause, or the queue's own limits.
+    """
+    pause = state.paused
+    if pause is None:
+        line = _line({"op": "resume", "at": at, "group_limits": False})
+    else:
+        line = _line({"op": "pause", "at": at, "by": pause.by, "reason": pause.reason, "group_limits": False})
+    return line + (b"" if state.limits is None else limits_record(state, state.limits, {}, at))
+
+
 def stop_record(by: dict[str, Any], at: int) -> bytes:
     """Return the line that ends the campaigns that work here: their jobs get no successors. `by`: as of a pause."""
     return _line({"op": "stop", "at": at, "by": by})
@@ -510,6 +537,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     queue_state = replace(queue_state, settings=settings)
                 case {"op": "erased"} if queue_state is not None:
                     queue_state = _erased(queue_state, record)
+                case {"op": "pause" | "resume", "group_limits": bool(is_limited)} if queue_state is not None:
+                    queue_state = replace(queue_state, has_group_limits=is_limited)
                 case {"op": "pause" | "resume", "limits": dict(given)} if queue_state is not None:
                     queue_state = _limited(queue_state, record, given)
                 case {"op": "pause", "at": int(at)} if queue_state is not None:
@@ -559,16 +588,41 @@ def _erased(state: QueueState, record: dict[str, Any]) -> QueueState:
 
 def _limited(state: QueueState, record: dict[str, Any], given: dict[str, Any]) -> QueueState:
     """Return the state after a line that sets the limits. InvalidArgument if one is wrong: then the line is void."""
-    fields: Any = given.get("fields", {})
-    settings = replace(
-        state.settings, max_leased=given.get("max_leased"), limit=fields if fields else {}, rate=given.get("rate")
-    )
-    epoch = record.get("slots")
-    limits = limits_of(settings, epoch if isinstance(epoch, str) else "")
-    if limits is not None and not names.is_slot_file(names.slot_file(limits.epoch)):
-        return state
+    settings, limits = limits_in(state.settings, record, given)
     paused = None if record.get("resumes") is True else state.paused
     return replace(state, settings=settings, limits=limits, paused=paused)
+
+
+def limits_in(settings: Settings, record: dict[str, Any], given: dict[str, Any]) -> tuple[Settings, QueueLimits | None]:
+    """Return the settings and the limits after a line that sets these. InvalidArgument if one is wrong."""
+    fields: Any = given.get("fields", {})
+    after = replace(
+        settings, max_leased=given.get("max_leased"), limit=fields if fields else {}, rate=given.get("rate")
+    )
+    epoch = record.get("slots")
+    limits = limits_of(after, epoch if isinstance(epoch, str) else "")
+    if limits is not None and not names.is_slot_file(names.slot_file(limits.epoch)):
+        raise InvalidArgument("it lacks the id under which the limits began")
+    return after, limits
+
+
+def limits_after(
+    settings: Settings, limits: QueueLimits | None, given: dict[str, Any], epoch: str
+) -> tuple[Settings, QueueLimits | None, dict[str, Any]]:
+    """Return the settings after a change, the limits among them, and the settings that were changed.
+
+    Limits by fields that are not named stay. `epoch`: the id for limits that need slots with more in them than there is
+    in those of the present ones.
+    """
+    wanted = dict(given)
+    if "limit" in given:
+        wanted["limit"] = {name: most for name, most in (settings.limit | given["limit"]).items() if most is not None}
+    after = replace(settings, **wanted)
+    changes = {name: value for name, value in wanted.items() if getattr(after, name) != getattr(settings, name)}
+    begins = not after.limit.keys() <= settings.limit.keys()  # slots have no such digests
+    if limits is None or not limits.counts:  # leases have no slots
+        begins = begins or after.max_leased is not None
+    return after, limits_of(after, epoch if begins or limits is None else limits.epoch), changes
 
 
 def nothing_longer_comes(limited_at: int, at: int) -> bool:

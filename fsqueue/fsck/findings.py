@@ -247,6 +247,18 @@ KINDS = {
         "over is not told: it is left until its place is needed.",
         "writes the slots",
     ),
+    "missing-mark": Kind(
+        DAMAGE,
+        "The group has limits over its queues, and this queue's own file does not say so, as after it was restored "
+        "from a backup: its leases do not count against the group's limits.",
+        "marks the queue in its file, and writes the slots of its leases",
+    ),
+    "mark-of-no-group": Kind(
+        DAMAGE,
+        "The queue was made in a group with limits, and does not lie in that group: no task of it is leased. It was "
+        "moved or copied elsewhere. If it belongs to the group, move it back, and do not repair it.",
+        "has the queue lease tasks by its own limits alone",
+    ),
     "shared-key": Kind(
         DAMAGE,
         "A task with this key is not done, and another with the same key, which the key's file names, is not done "

@@ -149,6 +149,7 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
         (decisions.directory(group.path), names.parse_decision_file, _lines),
         (numbers.directory(group.path), names.parse_number_file, _second_name),
         (groups.barriers_directory(group.path), _barrier_of, _barrier),
+        (groups.limits_directory(group.path), _slots_of, _second_name),
     ):
         for suspect in guarded(group, directory, _suspects(group, quarantine, directory, parse, check)):
             finding = judge(group, suspect, repair)
@@ -161,6 +162,11 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
 def _barrier_of(name: str) -> object:
     """Return what a file of this name is among those of barriers; None if it is none of them."""
     return name if names.is_fresh(name) else barriers.parse_name(name)
+
+
+def _slots_of(name: str) -> object:
+    """Return the name of a file of slots; None if it is none."""
+    return name if names.is_slot_file(name) else None
 
 
 def _suspects(

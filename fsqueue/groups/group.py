@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsqueue.arguments import bound_of, holder_of, whole, window_ms, worker_of
+from fsqueue.arguments import bound_of, holder_of, limits_of_group, whole, window_ms, worker_of
 from fsqueue.clock import Clock, duration_ms
 from fsqueue.errors import (
     FsqueueError,
@@ -326,8 +326,26 @@ class Group(GroupQueues):
 
     @property
     def settings(self) -> Settings:
-        """Return the settings with which the group's queues begin."""
+        """Return the settings with which the group's queues begin. The limits among them are the group's own."""
         return self.directory().state.settings
+
+    def set_limits(self, /, **limits: Any) -> Settings:
+        """Change limits of the group, over all of its queues and all hosts: `max_leased`, `limit`, `rate`. Return all
+        settings.
+
+        `group.set_limits(limit={"licence": 4})` lets at most four tasks whose payloads have one value of `licence`
+        be leased at one instant, in all queues of the group together. See `Queue.change_settings`: a queue's own limits
+        hold besides. A group may have limits by three fields. Queues that come later keep to them, too.
+
+        It is durable when this returns. InvalidArgument, with nothing changed, for another setting: `settings` of a
+        group are those with which its queues begin, and these stay. LockTimeout if the file of a queue stays locked.
+        """
+        given = limits_of_group(limits, self._path)
+        try:
+            with resources.Scope():
+                return administration.set_group_limits(self.directory(), given)
+        except OSError as error:
+            raise from_os_error(error, f"setting limits of the group {self._path}") from error
 
     @property
     def id(self) -> str:

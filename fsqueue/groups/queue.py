@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -200,7 +201,9 @@ class GroupQueue(Queue):
     @property
     def settings(self) -> Settings:
         """Return the queue's settings; those of the group, as long as the queue has not come into being."""
-        return self.store.settings if self._has_looked() else self.group.settings
+        if self._has_looked():
+            return self.store.settings
+        return replace(self.group.settings, max_leased=None, limit={}, rate=None)  # these are the group's own
 
     @property
     def generation(self) -> int:
@@ -268,6 +271,8 @@ class GroupQueue(Queue):
             try:
                 store = self._open_in(group)
                 group.prove(store, self._directory)
+                if group.state.limits is not None and not store.queue_state.has_group_limits:
+                    group.mark_late(store)  # it was moved back, or restored
             except OSError as error:
                 raise from_os_error(error, f"opening the queue {self._path}") from error
             if self._leases_for_others:

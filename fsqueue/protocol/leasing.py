@@ -45,9 +45,9 @@ from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 
 if TYPE_CHECKING:
-    from fsqueue.protocol import limiting
+    from fsqueue.protocol import all_limits
 else:
-    limiting = forks.Late("fsqueue.protocol.limiting")
+    all_limits = forks.Late("fsqueue.protocol.all_limits")
 
 logger = logging.getLogger("fsqueue")
 
@@ -151,8 +151,8 @@ class Leaser:
         """True if the batch at hand may have a more urgent task once slots were given back."""
         self._was_full = False
         """True if the batch at hand had no task since the values of all have as many leased as their limits allow."""
-        self._limiter: limiting.Limiter | None = None
-        """The queue's limits, once it has had some."""
+        self._limiter: all_limits.AllLimits | None = None
+        """The limits of the queue and of its group, once there were some."""
         self.let_go: Callable[[], None] = store.logs.let_go
         """Close logs that are not needed, once a look has found nothing: see `OpenLogs`."""
         self._passed_over: dict[int, OSError] = {}
@@ -183,9 +183,10 @@ class Leaser:
             self.begin_look(now=True)
         state = self.store.queue_state
         self.is_held_up = state.paused is not None
-        if state.limits is not None and not self.is_held_up:
-            self.is_held_up = not self._limits().has_room(self.current)
-            self.store.full = state.limits if self.is_held_up else None
+        if state.is_limited and not self.is_held_up:
+            limits = self._limits()
+            self.is_held_up = not limits.has_room(self.current)
+            self.store.full = limits.full if self.is_held_up else None
         return self.is_held_up
 
     def _note_full(self, holds_none: bool) -> None:
@@ -193,11 +194,11 @@ class Leaser:
         are the reason.
         """
         self.is_held_up = holds_none
-        self.store.full = self.store.queue_state.limits
+        self.store.full = self._limits().holding_up()
 
-    def _limits(self) -> limiting.Limiter:
-        """Return the `Limiter` of this leaser. It is made at the first call."""
-        self._limiter = self._limiter or limiting.Limiter(self.store)
+    def _limits(self) -> all_limits.AllLimits:
+        """Return the `AllLimits` of this leaser. They are made at the first call."""
+        self._limiter = self._limiter or all_limits.AllLimits(self.store)
         return self._limiter
 
     def held_up_s(self) -> float:
@@ -459,8 +460,8 @@ class Leaser:
         no task, the head goes back with the rank that it really has.
         """
         batch, selection = name.batch, self.selection
-        limits = self.store.queue_file.state.limits
-        if limits is not None and limits.fields and not name.is_open and self._limits().is_full(batch):
+        is_limited = self.store.queue_file.state.is_limited
+        if is_limited and not name.is_open and self._limits().is_full(batch):
             selection.take_off(batch)
             return FULL
         self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)
@@ -651,7 +652,7 @@ class Leaser:
             self._try_finish(locked)
             return NOTHING
         at = record_times.next_at(locked)
-        if store.queue_file.state.limits is not None:
+        if store.queue_file.state.is_limited:
             most = self._limits().allowed(locked, at, most)
             if not most:
                 if is_new:
@@ -705,9 +706,8 @@ class Leaser:
             if not _learn_ranks(locked):
                 return None
             name = log.name
-        limits = store.queue_file.state.limits
         self._was_full = self._asks_first = False
-        if limits is not None and limits.fields:
+        if store.queue_file.state.is_limited and self._limits().by_fields:
             return self._choose_with_room(locked, name, at, most, solo)
         if self.at_random:
             shuffled = store.entropy.shuffled
@@ -781,7 +781,7 @@ class Leaser:
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         until = at + (store.lease_ms if lease_ms is None else lease_ms)
-        if store.queue_file.state.limits is not None:
+        if store.queue_file.state.is_limited:
             leases = self._limits().take(locked, at, tasks, lambda those: self._new_leases(those, several, solo))
             if not leases:
                 locked.drop()  # what was chosen is not taken after all: replay anew next time

@@ -69,8 +69,9 @@ class NamedLeaser(Leaser):
         """Choose among the named tasks. The limit does not matter, nor what is left: no other batch is compared."""
         self._next_head = None
         margin, attempts_max = self.store.clock.margin_ms, self.store.settings.max_attempts
-        limits, self._was_full = self.store.queue_file.state.limits, False
-        if limits is None or not limits.fields or (locked.log.lines is None and locked.read_lines() is None):
+        self._was_full = False
+        is_by_field = self.store.queue_file.state.is_limited and self._limits().by_fields
+        if not is_by_field or (locked.log.lines is None and locked.read_lines() is None):
             return locked.replay_state.choose_among(self._named[locked.batch], at, most, margin, attempts_max, solo)
         order = [index for index in self._named[locked.batch] if index < locked.replay_state.count]
         found = self._limits().with_room(locked, at, order)

@@ -3,7 +3,8 @@
 A slot is written before its lease, under the lock of the lease's batch. It is given back after the lease has ended,
 once a process that needs it has seen that in the lease's log. So a crash leaves a slot too many, and never one too few.
 
-Locks are taken in this order: a batch's log, then the file of slots. No other lock is taken under that one.
+Locks are taken in this order: a batch's log, then the file of slots. Under that one only the group's file of slots is
+locked (`all_limits`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 
+from fsqueue.clock import Clock
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import LOST, NOT_FILES, either_of_two
 from fsqueue.format import lease_rates, movements, names, slots, task_file
-from fsqueue.format.layout import QueueLimits
+from fsqueue.format.layout import LeaseRate, QueueLimits
 from fsqueue.format.names import Batch
 from fsqueue.format.slots import FREE, Digests, LeaseSlot, SlotTable
 from fsqueue.format.task_states import LEASED
@@ -79,9 +82,13 @@ def is_rate_used_up(store: Store) -> bool:
     limits = store.queue_state.limits
     if limits is None or limits.rate is None:
         return False
-    empty = lease_rates.empty_us(slot_files.read(store, limits.epoch))
-    now_ms = store.clock.now_ms() - int(LATER_S * 1000)
-    return empty is not None and not lease_rates.allowed(limits.rate, empty, now_ms, 1)
+    return is_used_up(limits.rate, slot_files.read(store, limits.epoch), store.clock)
+
+
+def is_used_up(rate: LeaseRate, content: bytes, clock: Clock) -> bool:
+    """Return whether a rate allows no lease now, nor did a moment ago, by the content of its file of slots."""
+    empty = lease_rates.empty_us(content)
+    return empty is not None and not lease_rates.allowed(rate, empty, clock.now_ms() - int(LATER_S * 1000), 1)
 
 
 class Limiter:
@@ -89,6 +96,8 @@ class Limiter:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._of_queue: Digests = ()
+        """What the slots of this queue begin with, where those of others stand in the same file."""
         self._table = SlotTable()
         """The slots that the file had when it was read last."""
         self._mine: deque[tuple[int, LeaseSlot]] = deque()
@@ -113,6 +122,8 @@ class Limiter:
         """True if the last look into a batch has met tasks whose values are full."""
         self._full: set[bytes] = set()
         """The digests that were full in the batch at hand."""
+        self._room: dict[bytes, int] = {}
+        """How many more tasks of each digest that was met in it seem to be allowed."""
         self._asked: set[bytes] = set()
         """The digests of which this look has tried to give slots back."""
         self._looks_left = LOOKS_MAX
@@ -127,6 +138,39 @@ class Limiter:
     @property
     def _limits(self) -> QueueLimits:
         return self.store.queue_file.state.limits or QueueLimits("")
+
+    # -- the file of slots ----------------------------------------------------------------------------
+
+    @property
+    def by_fields(self) -> bool:
+        """Return whether a field of payloads has a limit."""
+        return bool(self._limits.fields)
+
+    @property
+    def limits(self) -> QueueLimits:
+        """Return the limits as they were read last."""
+        return self._limits
+
+    def _path_of(self, limits: QueueLimits) -> str:
+        return slot_files.path_of(self.store, limits.epoch)
+
+    def _content(self, limits: QueueLimits) -> bytes:
+        return slot_files.read(self.store, limits.epoch)
+
+    def _locked(self, limits: QueueLimits) -> AbstractContextManager[slot_files.SlotFile]:
+        return slot_files.locked(self.store, limits.epoch)
+
+    def _is_whole(self) -> bool:
+        return slot_files.is_whole(self.store, self._table.content)
+
+    def _make_file(self, limits: QueueLimits) -> None:
+        if not self._table.content:  # else the maker died, or the machine was booted: the limits were set long ago
+            self.store.clock.sleep(SETTLE_S)
+        slot_files.make(self.store, limits.epoch, [name for name, _ in limits.fields], limits.counts)
+
+    def _slots_of(self, batch: Batch) -> dict[int, LeaseSlot]:
+        """Return the slots of a batch of this queue, by their offsets."""
+        return self._table.by_batch.get(batch, {})
 
     # -- before a look ------------------------------------------------------------------------------
 
@@ -145,7 +189,7 @@ class Limiter:
             self._values.clear()
             self._kinds.clear()
             self._most.clear()
-        path = slot_files.path_of(self.store, limits.epoch)
+        path = self._path_of(limits)
         if self._path != path:
             self._path, self._table, self._has_leased = path, SlotTable(), False
         if not self._may_begin(1):  # others only take tokens: what is known is the most that there may be
@@ -156,7 +200,7 @@ class Limiter:
             return True
         self._has_leased = False
         self._read(limits)
-        if not slot_files.is_whole(self.store, self._table.content) and not self._make(limits):
+        if not self._is_whole() and not self._make(limits):
             return False
         return self._may_begin(1) > 0 and (self._seems_to_have_room(limits, current) or self.give_back())
 
@@ -178,7 +222,7 @@ class Limiter:
     def _mend_rate(self, limits: QueueLimits) -> None:
         """Have the bucket fill from now on, if it is told by a wrong clock still."""
         try:
-            with slot_files.locked(self.store, limits.epoch) as file:
+            with self._locked(limits) as file:
                 self._table.update(file.content())
                 if self._is_rate_wrong():
                     now_us = self.store.clock.now_ms() * 1000
@@ -205,24 +249,21 @@ class Limiter:
     def _seems_to_have_room(self, limits: QueueLimits, current: Batch | None) -> bool:
         """Return whether fewer slots have a record than leases are allowed, but for those of the batch in hand."""
         table = self._table
-        own = len(table.by_batch.get(current, ())) if current is not None else 0
+        own = len(self._slots_of(current)) if current is not None else 0
         return limits.max_leased is None or len(table.taken) - own < limits.max_leased
 
     def _make(self, limits: QueueLimits) -> bool:
         """Make the file of slots, if no process does, once all know of the limits. Return whether it is there."""
-        store = self.store
-        if not self._table.content:  # else the maker died, or the machine was booted: the limits were set long ago
-            store.clock.sleep(SETTLE_S)
         try:
-            slot_files.make(store, limits.epoch, [name for name, _ in limits.fields], limits.counts)
+            self._make_file(limits)
         except LockTimeout as error:
-            logger.debug("no task of %s is leased yet: %s", store.path, error)
+            logger.debug("no task of %s is leased yet: %s", self.store.path, error)
             return False
         self._read(limits)
-        return slot_files.is_whole(store, self._table.content)
+        return self._is_whole()
 
     def _read(self, limits: QueueLimits) -> None:
-        self._table.update(slot_files.read(self.store, limits.epoch))
+        self._table.update(self._content(limits))
         self._is_read = True
 
     # -- slots that are not needed any more -----------------------------------------------------------
@@ -267,7 +308,11 @@ class Limiter:
         """Return those slots of a batch whose leases are over, by its log. If there is none, end those first that have
         run out.
         """
-        store = self.store
+        return self._over_in(self.store, batch, those)
+
+    def _over_in(
+        self, store: Store, batch: Batch, those: Sequence[tuple[int, LeaseSlot]]
+    ) -> list[tuple[int, LeaseSlot]]:
         try:
             with LockedBatch(store, batch, 0) as locked:
                 over = over_in(locked, record_times.next_at(locked), those)
@@ -280,7 +325,7 @@ class Limiter:
         except BatchGone:
             return [*those]
         except FileNotFoundError:
-            return [*those] if self._is_absent(batch) else []
+            return [*those] if _is_absent(store, batch) else []
         except OSError as error:
             let_out(error)
             if error.errno not in (*LOST, *NOT_FILES):
@@ -288,17 +333,11 @@ class Limiter:
             logger.debug("slots of batch %s of %s are kept: %s", batch, store.path, error)
             return []
 
-    def _is_absent(self, batch: Batch) -> bool:
-        """Return whether a batch has no log any more. An NFS client may say so wrongly while its server restarts."""
-        store, layout = self.store, self.store.layout
-        directory = f"{layout.logs}/{layout.shard(batch)}"
-        return names.log_file(batch) not in either_of_two(lambda: store.fs.names(directory, True))
-
     def _clear(self, over: Sequence[tuple[int, LeaseSlot]]) -> bool:
         """Take the records of these slots out of the file, if they are there still. Return whether it was done."""
         store, limits = self.store, self._limits
         try:
-            with slot_files.locked(store, limits.epoch) as file:
+            with self._locked(limits) as file:
                 self._table.update(file.content())
                 taken = self._table.taken
                 self._put(file, {offset: FREE for offset, slot in over if taken.get(offset) == slot})
@@ -348,9 +387,9 @@ class Limiter:
         store, limits, table = self.store, self._limits, self._table
         self._has_leased = self.is_by_field = False
         try:
-            with slot_files.locked(store, limits.epoch) as file:
+            with self._locked(limits) as file:
                 table.update(file.content())
-                if not slot_files.is_whole(store, table.content) or not self._are_current(limits):
+                if not self._is_whole() or not self._are_current(limits):
                     return []
                 now_ms, empty_us = store.clock.now_ms(), self._empty_us
                 tasks = tasks[: self._may_begin(len(tasks))]
@@ -374,10 +413,10 @@ class Limiter:
                     allowed = tasks[: max(0, room + len(over) + len(run_out))]
                 leases = make(allowed) if allowed else []
                 if leases and run_out:
-                    end(locked, at, [slot for _, slot, _ in run_out])
+                    end(locked, at, [slot for _, slot, _ in run_out])  # some are over by now: `make` has ended them
                 changes = {offset: FREE for offset, _, why in (*over, *run_out) if leases or why is End.OVER}
                 new = [
-                    LeaseSlot(locked.batch, index, lease.id, counts.get(index, ()))
+                    LeaseSlot(locked.batch, index, lease.id, self._of_queue + counts.get(index, ()))
                     for lease in leases
                     for index in lease.tasks
                 ]
@@ -462,35 +501,36 @@ class Limiter:
 
     # -- limits by fields of payloads ----------------------------------------------------------------
 
-    def with_room(self, locked: LockedBatch, at: int, indices: Iterable[int]) -> Iterator[int]:
-        """Yield those tasks of a locked batch, of the ones given, for which there seems to be room. `take` decides.
+    def begin_batch(self) -> None:
+        """Forget what was full in the batch that was looked into last."""
+        self._full, self._room = set(), {}
+        self.saw_full = False
 
-        A task that is yielded counts as taken from then on. Only tasks are yielded that may be leased now. What was
-        full is known afterwards: `saw_full`, `give_back_of_batch`.
+    def is_task_full(self, locked: LockedBatch, at: int, index: int) -> bool:
+        """Return whether a task of a locked batch has a value for which there seems to be no room. `take` decides. What
+        was full is known afterwards: `saw_full`, `give_back_of_batch`.
         """
-        state, margin, room = locked.replay_state, self.store.clock.margin_ms, dict[bytes, int]()
-        self._full, self.saw_full = set(), False
-        for index in indices:
-            if not state.may_be_taken(index, at, margin):
-                continue
-            found = self._digests(locked, index)
-            for digest in found:
-                if digest not in room:
-                    room[digest] = self._room_of(digest, locked, at)
-            if full := [digest for digest in found if room[digest] <= 0]:
-                self._full.update(full)
-                self.saw_full = True
-                continue
-            for digest in found:
-                room[digest] -= 1
-            yield index
+        room, found = self._room, self._digests(locked, index)
+        for digest in found:
+            if digest not in room:
+                room[digest] = self._room_of(digest, locked, at)
+        full = [digest for digest in found if room[digest] <= 0]
+        self._full.update(full)
+        self.saw_full = self.saw_full or bool(full)
+        return bool(full)
+
+    def count(self, locked: LockedBatch, index: int) -> None:
+        """Count a task of a locked batch as taken, until `begin_batch`."""
+        for digest in self._digests(locked, index):
+            self._room[digest] -= 1
 
     def _room_of(self, digest: bytes, locked: LockedBatch, at: int) -> int:
         """Return how many more tasks of a value may be leased, if leases of the batch that do not hold are given up."""
         those = self._table.by_digest.get(digest, {})
         room = self._most[digest] - len(those)
+        own = self._slots_of(locked.batch)
         for offset, slot in those.items():
-            if slot.batch == locked.batch and (why := end_of(locked, at, slot)) is not End.HELD:
+            if offset in own and (why := end_of(locked, at, slot)) is not End.HELD:
                 room += 1
                 if (offset, slot, why) not in self._found:
                     self._found.append((offset, slot, why))
@@ -574,8 +614,8 @@ class Limiter:
 
         Some of those of this lessee are looked at in any case: the file would grow to the limit otherwise.
         """
-        own = self._table.by_batch.get(locked.batch)
-        if own is None:
+        own = self._slots_of(locked.batch)
+        if not own:
             return []
         over: dict[int, tuple[int, LeaseSlot, End]] = {}
         run_out: dict[int, tuple[int, LeaseSlot, End]] = {}
@@ -596,7 +636,7 @@ class Limiter:
             offset, slot = mine.popleft()
             if self._table.taken.get(offset) == slot:
                 mine.append((offset, slot))
-                if slot.batch == batch:
+                if offset in own:
                     seen.add(offset)
                     yield offset, slot
         if most > 0:
@@ -617,6 +657,13 @@ def _prove_lock(locked: LockedBatch) -> None:
     fs, log = locked.store.fs, locked.log
     if fs.shared and fs.pread(log.fd, TAIL_BYTES, log.end + log.torn):
         raise OSError(errno.ESTALE, "the lock was lost", log.path)
+
+
+def _is_absent(store: Store, batch: Batch) -> bool:
+    """Return whether a batch has no log any more. An NFS client may say so wrongly while its server restarts."""
+    layout = store.layout
+    directory = f"{layout.logs}/{layout.shard(batch)}"
+    return names.log_file(batch) not in either_of_two(lambda: store.fs.names(directory, True))
 
 
 def _places(given_back: Sequence[int], table: SlotTable) -> Iterator[int]:
@@ -645,7 +692,9 @@ def end(locked: LockedBatch, at: int, run_out: Sequence[LeaseSlot]) -> None:
     renew them, and a log's time that was far ahead is set back.
     """
     replay_state = locked.replay_state
-    tasks = sorted({slot.index for slot in run_out})
+    tasks = sorted({slot.index for slot in run_out if replay_state.named_by([slot.index], slot.lease)})
+    if not tasks:
+        return
     versions = [replay_state.version[index] for index in tasks]
     locked.log.write(movements.change(at, tasks, versions, None, []))
 

@@ -168,16 +168,18 @@ def limit_news(stores: Iterable[Store]) -> list[str]:
         if full is None or full == store.noted_full:
             continue
         store.noted_full = full
+        of = f"the group {full.group}" if full.group else store.path
         if full.rate is None:
-            found.append(
-                f"As many tasks of {store.path} are leased as its limits allow ({full}), by all workers together. The "
-                "next one is leased when a place is free."
+            text = (
+                f"As many tasks of {of} are leased as its limits allow ({full}), by all workers together. The next one "
+                "is leased when a place is free."
             )
         else:
-            found.append(
-                f"All workers together lease tasks of {store.path} as its limits allow ({full}). The next one is "
-                "leased when it is time."
+            text = (
+                f"All workers together lease tasks of {of} as its limits allow ({full}). The next one is leased when "
+                "it is time."
             )
+        found += [] if text in found else [text]  # the queues of a group share its limits
     return found
 
 

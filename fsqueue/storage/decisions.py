@@ -41,14 +41,17 @@ class DecisionBusy(LockTimeout):
 
 
 class OutOfGroup(StorageError):
-    """A queue with records of an update that is not decided was moved out of its group."""
+    """A queue was moved out of its group and needs it: for an update that is not decided, or for the group's limits."""
 
 
 # -- asked by any process ------------------------------------------------------------------------------------------
 
 
-def group_of(store: Store) -> GroupDirectory:
-    """Return the group in which an open queue lies, by a look at this moment. OutOfGroup if it does not lie in it."""
+def group_of(store: Store, has: str = "tasks of an update that is not decided") -> GroupDirectory:
+    """Return the group in which an open queue lies, by a look at this moment. OutOfGroup if it does not lie in it.
+
+    `has`: why it is asked for, for the text of that error.
+    """
     identity = store.queue_state.group
     found: GroupDirectory | None = store.group
     if found is None or not found.fs.is_in_place():
@@ -61,8 +64,8 @@ def group_of(store: Store) -> GroupDirectory:
     except NotAQueue:
         pass
     raise OutOfGroup(
-        f"The queue {store.path} has tasks of an update that is not decided, and does not lie in the group in which it "
-        "was made. Nothing was done. Move it back, or give the update up in it: fsqueue fsck --repair"
+        f"The queue {store.path} has {has}, and does not lie in the group in which it was made. Nothing was done. Move "
+        "it back, or have it give them up: fsqueue fsck --repair"
     )
 
 

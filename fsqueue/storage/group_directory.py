@@ -30,7 +30,7 @@ from fsqueue.format.groups import GROUP_FILE, GroupState, barriers_directory, be
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
 from fsqueue.interruptions import let_out, suppress
-from fsqueue.storage import absence, remains
+from fsqueue.storage import absence, queue_changes, remains
 from fsqueue.storage.bells import Bells, GroupDoorbell
 from fsqueue.storage.queue_file import refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
@@ -155,6 +155,16 @@ class GroupDirectory:
                 "no group. Nothing was changed. Choose another path."
             )
         return stamp, read_group_state(sparse.content_of(pieces), self.path)
+
+    def read_anew(self) -> GroupState:
+        """Read the group's file, by a revalidating open, and return its state. GroupNotFound if the group is not there,
+        or another one is.
+        """
+        stamp, state = self._read()
+        if state.id != self.state.id:
+            raise replaced(self.path)
+        self._stamp, self.state = stamp, state
+        return state
 
     def path_of(self, directory: QueueDirectory) -> str:
         """Return the path of a queue's directory."""
@@ -353,8 +363,10 @@ class GroupDirectory:
             self._link(path)
         fd = fs.look(layout.settings_file(path))
         try:
-            if state_in(fs, fd, path).closed:
+            state = state_in(fs, fd, path)
+            if state.closed:
                 raise QueueClosed(f"The queue {path} has been deleted.")
+            self._mark_if_limited(state, path)
             # The process that linked it may have died before these: what is inserted below would be lost with it.
             fs.fsync(fd)
         finally:
@@ -362,15 +374,35 @@ class GroupDirectory:
         fs.sync_directory(path)
         fs.sync_directory(self.path)
 
+    def mark_late(self, store: Store) -> None:
+        """Mark an open queue of this group that has no mark although the group has limits. Who may only read it cannot
+        lease from it, either.
+        """
+        with suppress(PermissionError, FileNotFoundError):
+            queue_changes.mark_group_limits(self.fs, self.clock, self.entropy, store.path, self.state.id)
+            store.refresh(now=True)
+
+    def _mark_if_limited(self, state: QueueState, path: str) -> None:
+        """Mark a queue that has just come into being, if the group has got limits meanwhile, and has not been listed
+        with it (docs/decisions/0078-limits-of-a-group.md)."""
+        if not state.has_group_limits:
+            if self.fs.shared:
+                self.read_anew()
+            elif not self.is_in_place():
+                raise gone(self.path)
+            if self.state.limits is not None:
+                queue_changes.mark_group_limits(self.fs, self.clock, self.entropy, path, self.state.id)
+
     def _link(self, path: str) -> None:
         fs, now = self.fs, self.clock.now_ms()
         fresh = f"{path}/{names.fresh(self.entropy.hex16())}"
         unsafe = layout.unsafe_record(now) if self.state.allows_unsafe else b""
+        mark = b"" if self.state.limits is None else layout.group_mark(now)
         birth = layout.birth_record(self.state.settings, self.entropy.hex16(), now)
         birth += layout.place_record(fs.place(path), now)
         fd = fs.create(fresh)
         try:
-            fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe)
+            fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe + mark)
             fs.fsync(fd)
             with suppress(FileExistsError):  # another process has made the same queue just now
                 fs.link(fresh, layout.settings_file(path))

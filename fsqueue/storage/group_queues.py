@@ -44,9 +44,9 @@ def queue_id(name: LogName) -> names.QueueId:
     return parsed[1]
 
 
-def proven(group: GroupDirectory, directory: QueueDirectory, own: Store) -> Store:
+def proven(group: GroupDirectory, directory: QueueDirectory, own: Store | None) -> Store:
     """Open a queue of the group, as the worker of `own`. The caller closes it. Errors as of `Store`."""
-    store = Store(group.path_of(directory), own.worker_name, holder=group)
+    store = Store(group.path_of(directory), None if own is None else own.worker_name, holder=group)
     try:
         group.prove(store, directory)
     except BaseException:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import Filesystem
-from fsqueue.format.layout import QueueState, ordered_record, settings_file
+from fsqueue.format.layout import QueueState, end_of_group_mark, group_mark, ordered_record, settings_file
+from fsqueue.format.names import QueueId
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.interruptions import let_out
 from fsqueue.storage import journals
@@ -83,3 +84,24 @@ def mark_ordered(store: Store, rank: Rank) -> None:
         return
     record = ordered_record(store.clock.now_ms())
     append(store, lambda state: None if state.is_ordered else record, "Nothing was inserted.")
+
+
+def mark_group_limits(
+    fs: Filesystem, clock: Clock, entropy: Entropy, path: str, group: QueueId, is_limited: bool = True
+) -> bool:
+    """Mark the queue at `path` as one of a group with limits, durably, or take that mark away.
+
+    Return whether a line was appended.
+
+    Nothing is written into a queue that was not made in `group`, or is deleted. Errors as `locked`.
+    """
+    with locked(fs, clock, entropy, path) as queue_file:
+        state = queue_file.state
+        if state.closed or state.group != group:
+            return False
+        if state.has_group_limits == is_limited:
+            fs.fsync(queue_file.fd)  # its writer may have died before it did
+            return False
+        now_ms = clock.now_ms()
+        queue_file.append(group_mark(now_ms) if is_limited else end_of_group_mark(state, now_ms))
+    return True

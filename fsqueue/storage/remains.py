@@ -111,6 +111,7 @@ def state_of(fs: Filesystem, path: str, found: Remains, group: GroupState | None
         group=None if group is None else group.id,
         is_ordered=_has_priorities(fs, base),
         allows_unsafe=group is not None and group.allows_unsafe,
+        has_group_limits=group is not None and group.limits is not None,
         key_epochs=KeyEpochs(*(epochs[-2:] * 2)[:2]) if epochs else KeyEpochs(),
     )
 
@@ -126,6 +127,8 @@ def write_queue_file(fs: Filesystem, path: str, state: QueueState, clock: Clock,
         lines.append(layout.group_record(state.group, now))
     if state.allows_unsafe:
         lines.append(layout.unsafe_record(now))
+    if state.has_group_limits:
+        lines.append(layout.group_mark(now))
     if state.generation > 1:
         lines.append(layout.generation_record(state.generation, now))
     if state.is_ordered:

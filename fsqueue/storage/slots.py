@@ -103,19 +103,24 @@ def make(store: Store, epoch: str, fields: Collection[str] = (), counts: bool = 
     flags = os.O_RDWR | os.O_CREAT
     fs.close(store.making_generation(lambda: fs.making_room(path, lambda: fs.look(path, flags))))
     # Before the lock, under which no other may be taken. As long as the file is not whole, no lease is added.
-    held = _held(store, fields) if counts else ()
+    held = held_now(store, fields) if counts else ()
     with locked(store, epoch) as file:
-        content = file.content()
-        if is_whole(store, content):
-            return  # another process has made it meanwhile
-        changes = dict.fromkeys(range(0, max(1, len(content)), RECORD_BYTES), FREE)
-        for number, slot in enumerate(held, 1):
-            changes[number * RECORD_BYTES] = slots.record(slot)
-        file.put(changes, durably=store.sync_movements)
-        file.put({0: slots.header(store.domain)}, durably=store.sync_movements)
+        fill(file, held, store.domain, durably=store.sync_movements)
 
 
-def _held(store: Store, fields: Collection[str]) -> Sequence[LeaseSlot]:
+def fill(file: SlotFile, held: Sequence[LeaseSlot], domain: str, durably: bool) -> None:
+    """Write the slots of leases that are held into a locked file, and then its header; unless another process has."""
+    content = file.content()
+    if content.startswith(slots.header(domain)[: slots.HEADER_BYTES]):
+        return
+    changes = dict.fromkeys(range(0, max(1, len(content)), RECORD_BYTES), FREE)
+    for number, slot in enumerate(held, 1):
+        changes[number * RECORD_BYTES] = slots.record(slot)
+    file.put(changes, durably=durably)
+    file.put({0: slots.header(domain)}, durably=durably)
+
+
+def held_now(store: Store, fields: Collection[str]) -> Sequence[LeaseSlot]:
     """Return a slot for each task that a lease holds, by what the logs say. One that an update has counts as held.
 
     LockTimeout if a payload is to be read, and its batch stays locked.

@@ -18,7 +18,7 @@ from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
-from fsqueue.storage import barrier_files, bells, group_queues, journals, listing
+from fsqueue.storage import barrier_files, bells, group_queues, group_slots, journals, listing
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import number_table as stored_numbers
 from fsqueue.storage.decisions import DecisionFile
@@ -42,13 +42,14 @@ WAIT_S = 2.0
 def retire(store: Store) -> int:
     """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none.
 
-    Files of barriers that ended a week ago are removed, too. Log a warning for each reason why a queue that a file
-    names cannot be read: it keeps the file.
+    Files of barriers that ended a week ago are removed, too, and those of limits that have ended. Log a warning for
+    each reason why a queue that a file names cannot be read: it keeps the file.
     """
     group = stored.group_if_in_place(store)
     if group is None:
         return 0
     barrier_files.tidy(group)
+    group_slots.forget(group)
     retired, kept = 0, Counter[str]()
     for name in stored.files(group):
         with PassingOverStrays():  # fsck tells of them: one link must not stop the upkeep of all queues
@@ -74,7 +75,7 @@ def refresh(store: Store) -> int:
     last = stored_numbers.files(group)[-1:]
     own = [numbers.path_of(group.path, names.number_file(place)) for place in last]
     bells.make(group.fs, group.path)
-    of_group = [group_file(group.path), bells_file(group.path)]
+    of_group = [group_file(group.path), bells_file(group.path), *group_slots.files(group)]
     for path in [*of_group, *own, *(decisions.path_of(group.path, name) for name in stored.files(group))]:
         with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
             group.fs.touch(path)

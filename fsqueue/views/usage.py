@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions, names, numbers
-from fsqueue.format.groups import barriers_directory, bells_file, group_file
+from fsqueue.format.groups import barriers_directory, bells_file, group_file, limits_directory
 from fsqueue.format.layout import CANCELLED_FILE, quarantine_of
 from fsqueue.format.models import AsDict
 from fsqueue.storage.group_directory import GroupDirectory
@@ -83,8 +83,8 @@ def of_store(store: Store) -> dict[str, Usage]:
 def of_group(group: GroupDirectory, queues: Iterable[dict[str, Usage]]) -> dict[str, Usage]:
     """Return what each kind of files of a group takes: its own, and those of its queues. What is no queue is left out.
 
-    Its own are its file as "settings", decision files as "updates", the "numbers" of tasks, "barriers", and what fsck
-    moved away as "quarantine".
+    Its own are its file and those of its limits as "settings", decision files as "updates", the "numbers" of tasks,
+    "barriers", and what fsck moved away as "quarantine".
     """
     own = {"settings": Usage(), "updates": Usage(), "numbers": Usage(), "barriers": Usage(), "quarantine": Usage()}
     _add(group.fs, group.path, own["settings"])
@@ -94,6 +94,7 @@ def of_group(group: GroupDirectory, queues: Iterable[dict[str, Usage]]) -> dict[
         ("updates", decisions.directory(group.path)),
         ("numbers", numbers.directory(group.path)),
         ("barriers", barriers_directory(group.path)),
+        ("settings", limits_directory(group.path)),
         ("quarantine", quarantine_of(group.path)),
     ):
         if group.fs.is_directory(path):

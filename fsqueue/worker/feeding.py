@@ -654,4 +654,4 @@ class CopyCheck:
 def _is_limited(task: LeasedTask) -> bool:
     """Return whether the queue of a task has limits over all hosts. A gateway's counts as one without."""
     store = getattr(task.queue, "store", None)
-    return isinstance(store, Store) and store.queue_state.limits is not None
+    return isinstance(store, Store) and store.queue_state.is_limited

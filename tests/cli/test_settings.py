@@ -38,6 +38,31 @@ def test_set_shows_the_settings_of_a_group_and_changes_none(fsqueue_cli: Run, tm
     assert Group(tmp_path / "g").settings.lease_s == 300
 
 
+def test_set_changes_the_limits_of_a_group_and_says_where_they_hold_up(fsqueue_cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "g"
+    fsqueue_cli("create", "--group", path)
+    for name in "ab":
+        fsqueue_cli("insert", f"{path}/{name}", "--task", "{}")
+    said = fsqueue_cli("set", path, "max_leased=1", "limit.licence=4", "rate=50/s").stdout
+    assert "max_leased       1\n" in said
+    assert "limit.licence    4\n" in said
+    assert "lease_s          600  (fixed)\n" in said
+    assert fsqueue_cli("set", path).stdout == said
+    assert "max_leased       none\n" in fsqueue_cli("set", f"{path}/a").stdout, "the queue's own"
+    assert "limited" not in fsqueue_cli("status", path).stdout
+    [held] = Group(path)["a"].lease()
+    line = f"max_leased=1 limit.licence=4 rate=50/s over all queues of the group {path}"
+    assert f"limited     {line}: tasks may wait for a place" in fsqueue_cli("status", path).stdout
+    assert line in fsqueue_cli("lease", f"{path}/b", code=3).stderr
+    assert line in fsqueue_cli("wait", f"{path}/b", "--timeout", "0.1", code=124).stderr
+    held.complete()
+    fsqueue_cli("run", path, "--", "true")
+    assert Group(path).status().status.completed == 2
+    refused = fsqueue_cli("set", path, "limit.a=1", "limit.b=1", "limit.c=1", code=2).stderr
+    assert "At most 3 fields of payloads may have a limit of a group" in refused
+    assert "max_leased       none\n" in fsqueue_cli("set", path, "max_leased=none", "limit.licence=none").stdout
+
+
 @pytest.mark.parametrize(
     ("assignment", "why"),
     [

@@ -622,8 +622,9 @@ def test_every_kind_has_its_damage() -> None:
     of_updates = {"undecided-update", "lost-decision", "cut-decisions", "half-update", "moved-queue"}
     # tests/fsck/test_own_files.py, test_slots.py
     of_own = {"queue-file-gone", "group-file-gone", "damaged-barrier", "missing-slot"}
+    of_limits = {"missing-mark", "mark-of-no-group"}  # tests/groups/test_limits_of_groups.py
     alone = {"no-access", "queue-inside", "linked-file", "hidden-file"}
-    assert DAMAGES.keys() | alone | of_keys | of_updates | of_own == KINDS.keys()
+    assert DAMAGES.keys() | alone | of_keys | of_updates | of_own | of_limits == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)

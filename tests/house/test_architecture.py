@@ -202,6 +202,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.replacing",
         "fsqueue.filesystem.mountadvice",
+        "fsqueue.protocol.all_limits",
         "fsqueue.protocol.limiting",
         "fsqueue.protocol.parcels",
         "fsqueue.views.outcomes",

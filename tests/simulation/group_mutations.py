@@ -13,12 +13,12 @@ MUTATIONS = [
             (
                 "GroupDirectory._link",
                 """
-                fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe)
+                fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe + mark)
                 fs.fsync(fd)
                 with suppress(FileExistsError): ...
                 """,
                 """
-                fs.write_all(fd, birth + unsafe)
+                fs.write_all(fd, birth + unsafe + mark)
                 fs.fsync(fd)
                 with suppress(FileExistsError): ...
                 fs.write_all(fd, layout.group_record(self.state.id, now))

@@ -27,7 +27,7 @@ MUTATIONS = [
         "slots are given back without a look into their log",
         "a lease that is held loses its slot, and one task too many is leased",
         "limited-calm",
-        (("Limiter._over", "over = over_in(locked, record_times.next_at(locked), those)", "over = [*those]"),),
+        (("Limiter._over_in", "over = over_in(locked, record_times.next_at(locked), those)", "over = [*those]"),),
     ),
     Mutation(
         "a lease that has run out is not ended by a record",
@@ -64,7 +64,7 @@ MUTATIONS = [
         "the slots of leases that were held before are left out",
         "when a limit is set, as many as it allows are leased besides those",
         "limited-set",
-        (("make", "for number, slot in enumerate(held, 1): ...", "pass"),),
+        (("fill", "for number, slot in enumerate(held, 1): ...", "pass"),),
     ),
     Mutation(
         "a limit holds at once",
@@ -72,7 +72,7 @@ MUTATIONS = [
         "limited-set",
         (
             ("begin", "store.clock.sleep(SETTLE_S)", "pass"),
-            ("Limiter._make", "if not self._table.content: ...", "pass"),
+            ("Limiter._make_file", "if not self._table.content: ...", "pass"),
         ),
     ),
     Mutation(
@@ -97,7 +97,7 @@ MUTATIONS = [
         (
             (
                 "Limiter.take",
-                "LeaseSlot(locked.batch, index, lease.id, counts.get(index, ()))",
+                "LeaseSlot(locked.batch, index, lease.id, self._of_queue + counts.get(index, ()))",
                 "LeaseSlot(locked.batch, index, lease.id)",
             ),
         ),
@@ -112,7 +112,7 @@ MUTATIONS = [
         "a limit of one more field keeps the slots",
         "leases that were held before do not count against it",
         "fields-added",
-        (("change_settings", "not after.limit.keys() <= before.limit.keys()", "False"),),
+        (("limits_after", "not after.limit.keys() <= settings.limit.keys()", "False"),),
         stories=6000,
     ),
     Mutation(
@@ -162,6 +162,25 @@ MUTATIONS = [
         "after a quiet hour all of its tasks are leased at once",
         "rated-calm",
         (("bucket_size", "return ...", "return 1e9"),),
+    ),
+    Mutation(
+        "a queue of a group with limits is leased from as any other",
+        "its leases have no slots in the group",
+        "grouped-calm",
+        (("AllLimits._each", "if state.has_group_limits: ...", "pass"),),
+    ),
+    Mutation(
+        "slots of a group are counted as they were read last",
+        "two workers that have seen the last free slot both lease",
+        "grouped-calm",
+        (("Limiter.take", "table.update(file.content())", "pass"),),
+    ),
+    Mutation(
+        "the slots of a group that stand for earlier leases are left out",
+        "after a power loss as many as are allowed are leased besides those",
+        "grouped-power",
+        (("held_in", "found += of_group(directory, slot_files.held_now(store, fields))", "pass"),),
+        stories=6000,
     ),
     Mutation(
         "a task that is not chosen among others is forgotten, if its lease has run out",

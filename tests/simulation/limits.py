@@ -8,7 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from fsqueue.format.layout import QueueState, Settings, lease_rate, limits_of, limits_record, read_queue_state
+from fsqueue.format import groups
+from fsqueue.format.layout import (
+    QueueState,
+    Settings,
+    group_mark,
+    group_record,
+    lease_rate,
+    limits_of,
+    limits_record,
+    read_queue_state,
+)
 from tests.simulation.disk import File
 from tests.simulation.handles import Host
 from tests.simulation.history import DONE, Actor, Call, original
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
 EPOCH = "00112233aabbccdd"
+GROUP_ID = "aabbccdd00112233"
 SETTLES_S = 1.5
 """Seconds after which limits hold that were just set. Whoever has set them may be killed before it is told so."""
 ACT, ACT_OF_FIELD = "set_limit", "set_limit_of_field"
@@ -33,8 +44,18 @@ def is_limited(story: Story) -> bool:
     return limited or not story.scenario.actions.keys().isdisjoint(ACTS)
 
 
+def of_group(story: Story, at: int) -> bytes:
+    """The file of the group that the queue of a story lies in, if its limits are the group's; else b""."""
+    if not story.scenario.of_group:
+        return b""
+    birth = groups.birth_record(story.settings, GROUP_ID, at)
+    return birth + groups.limits_record(limits_of(story.settings, EPOCH), {}, at)
+
+
 def line(story: Story, at: int) -> bytes:
-    """The line of `queue.jsonl` with which a story begins that has a limit; b"" if it has none."""
+    """The lines of `queue.jsonl` with which a story begins that has a limit; b"" if it has none."""
+    if story.scenario.of_group:
+        return group_record(GROUP_ID, at) + group_mark(at)
     limits = limits_of(story.settings, EPOCH)
     return b"" if limits is None else limits_record(QueueState(story.settings, story.identity), limits, {}, at)
 

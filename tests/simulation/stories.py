@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task, TaskTooLarge
+from fsqueue.format.groups import GROUP_FILE
 from fsqueue.format.layout import Settings, birth_record
 from fsqueue.format.names import QueueId
 from tests.simulation import (
@@ -70,6 +71,8 @@ class Scenario:
     """Whether a power loss may leave a file that was being renamed with both its names."""
     priorities: tuple[Any, ...] = ()
     """What tasks with keys, and those of named commits, have as priorities, by lot. Nothing: none has one."""
+    of_group: bool = False
+    """Whether its limits are those of a group that the queue lies in."""
     group: bool = False
     """Whether both are queues of a group, which come into being at their first insert: see `group_acts`."""
     two_queues: bool = False
@@ -157,6 +160,10 @@ class Story:
             return
         group = disk.new_directory(disk.root, "group")
         identities = {QUEUE: "0123456789abcdef"} | ({BESIDE: "fedcba9876543210"} if self.scenario.two_queues else {})
+        if of_group := limits.of_group(self, int(START_S * 1000)):
+            file = disk.new_file(group, GROUP_FILE)
+            file.data += of_group
+            disk.written(file)
         for path, identity in identities.items():
             queue = disk.new_directory(group, path.rpartition("/")[2])
             file = disk.new_file(queue, "queue.jsonl")

@@ -219,6 +219,8 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
             group["second"].insert(task.payload)
     flows: list[fsqueue.Flow] = group.flows()
     print([f"{flow.source} to {flow.target}: {flow.updates}" for flow in flows])
+    of_group: fsqueue.Settings = group.set_limits(max_leased=4, limit={"licence": 2}, rate="5/s")
+    print(of_group.max_leased)
     barrier: fsqueue.Barrier = group.barrier(["first", group["second"]], then=("third", 1), on_failure="wait")
     several = group.barrier(group.matching("f.*"), then=[("third", fsqueue.Task(1, priority=2)), (group["fourth"], 2)])
     join: fsqueue.Barrier = group.join([group["first"].insert(1), group["first"].commit("x")], ("third", 1))
