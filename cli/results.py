@@ -40,6 +40,8 @@ HEADING = ("TASK", "STATE", "ATTEMPTS", "FINISHED", "TOOK", "HOST", "PAYLOAD -> 
 SHOW_EVERY = 256
 """Number of tasks that are looked at between two steps of the bar."""
 UNKEPT_EXIT = 1
+NEWEST_MAX = 1_000
+"""Maximum number of newest results, as `Queue.results` has it."""
 
 
 @click.command(
@@ -48,6 +50,7 @@ UNKEPT_EXIT = 1
 fsqueue results Q --where 'result.loss<0.1' --where payload.seed=7
 fsqueue results Q best.parquet --where 'result.loss<0.1'
 fsqueue results Q --dead
+fsqueue results Q --newest 20                 # what ended last: it costs the same after millions of tasks
 fsqueue results Q sweep.csv --latest-by run   # of each value of run only the newest version (insert --new-by run)
 fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of a group; a column has the queue"""
     )
@@ -61,11 +64,17 @@ fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of 
     metavar="FIELD",
     help="Of the tasks with one value in this field of their payloads only the newest, if it has ended.",
 )
+@click.option(
+    "--newest",
+    type=click.IntRange(1, NEWEST_MAX),
+    metavar="N",
+    help="Only the N that ended last, the newest first. --where looks at these alone.",
+)
 @click.option("--inputs-of", metavar="TASK", help="Only what the join of TASK, a task of Q, waited for.")
 @json_option
 def results(
     arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], dead: bool,
-    latest_by: str | None, inputs_of: str | None, as_json: bool,
+    latest_by: str | None, newest: int | None, inputs_of: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the results of Q: what was put into each finished task beside what came out of it.
 
@@ -81,6 +90,9 @@ def results(
     newest is the one inserted last. If it waits or is leased, its value has no row: the result of an older version is
     not the present one. Tasks without a value in FIELD, and with a payload that is not kept, have no row either.
 
+    With --newest, the command reads the ends of the files alone. Of a group, or of several queues, it prints the N
+    newest of all.
+
     Q may be a group, or several queues: then the column "queue" of FILE has the path of each task's queue. A second
     Q needs a slash (./Q2), which tells it from FILE.
     """
@@ -88,8 +100,15 @@ def results(
     file = last if queues and not _is_queue(last) else None
     if inputs_of is not None and (dead or latest_by is not None):
         raise click.UsageError("--inputs-of stands neither with --dead nor with --latest-by.")
+    if newest is not None and (latest_by is not None or inputs_of is not None):
+        raise click.UsageError("--newest stands neither with --latest-by nor with --inputs-of.")
     found = AllResults(
-        Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions), latest_by, inputs_of
+        Targets(arguments if file is None else queues, match, as_json),
+        dead,
+        all_of(conditions),
+        latest_by,
+        inputs_of,
+        newest,
     )
     targets = found.targets
     if inputs_of is not None and targets.is_several:
@@ -138,8 +157,9 @@ class AllResults:
         condition: Callable[[Item], bool] | None,
         latest_by: str | None,
         inputs_of: str | None = None,
+        newest: int | None = None,
     ) -> None:
-        self._inputs_of = inputs_of
+        self._inputs_of, self._newest = inputs_of, newest
         self.targets, self._dead, self._condition, self._latest_by = targets, dead, condition, latest_by
         self.total = 0
         """Number of finished tasks that the queues read so far have counted."""
@@ -148,6 +168,9 @@ class AllResults:
 
     def rows(self) -> Iterator[tuple[Target, fsqueue.Result]]:
         """Yield the results that meet the condition, each with its queue."""
+        if self._newest is not None:
+            yield from self._newest_rows(self._newest)
+            return
         for target in self.targets:
             with target as q:
                 for columns in self._columns_of(target, q):
@@ -156,6 +179,13 @@ class AllResults:
 
     def columns(self) -> Iterator[Columns]:
         """Yield what `Queue.result_columns` yields; of several queues with one column more, the path of the queue."""
+        if self._newest is not None:
+            rows = [*self._newest_rows(self._newest)]
+            self.total += len(rows)
+            if rows:
+                paths = [[target.path for target, _ in rows]] if self.targets.is_several else []
+                yield [*map(list, zip(*(result for _, result in rows), strict=True)), *paths]
+            return
         for target in self.targets:
             with target as q:
                 found = self._columns_of(target, q)
@@ -164,6 +194,16 @@ class AllResults:
                     found = _in_columns(filter(self._condition, each))
                 for columns in found:
                     yield [*columns, [target.path] * len(columns[0])] if self.targets.is_several else columns
+
+    def _newest_rows(self, count: int) -> Iterator[tuple[Target, fsqueue.Result]]:
+        """Yield the newest results of all queues, newest first, as far as they meet the condition."""
+        found: list[tuple[Target, fsqueue.Result]] = []
+        for target in self.targets:
+            with target as q:
+                found += ((target, result) for result in q.results(dead=self._dead, newest=count))
+            found.sort(key=lambda one: -(one[1].finished_at or 0))
+            del found[count:]
+        yield from ((target, result) for target, result in found if self._condition is None or self._condition(result))
 
     def _columns_of(self, target: Target, q: AnyQueue) -> Iterator[Columns]:
         if self._inputs_of is not None:

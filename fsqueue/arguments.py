@@ -25,7 +25,7 @@ from fsqueue.errors import (
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names, priority, task_file
 from fsqueue.format.layout import FIELD_CHARS_MAX, REASON_CHARS_MAX, Settings
-from fsqueue.format.models import Task, TaskRef, TellsOfTasks
+from fsqueue.format.models import NEWEST_MAX, Task, TaskRef, TellsOfTasks
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
@@ -188,6 +188,21 @@ def field_of(name: str, field: object) -> str | None:
             "was done."
         )
     return in_utf8(name, field)
+
+
+def newest_of(newest: object, latest_by: object = None) -> int | None:
+    """Return how many of the newest results are wanted, if a number is given; InvalidArgument."""
+    if newest is None:
+        return None
+    number = whole("newest", newest)
+    if number > NEWEST_MAX:
+        raise InvalidArgument(f"newest must be at most {NEWEST_MAX:,}, not {shown(newest)}. Nothing was done.")
+    if latest_by is not None:
+        raise InvalidArgument(
+            "newest reads no more than it must, and latest_by reads all tasks. Nothing was done. Leave one of the two "
+            "out."
+        )
+    return number
 
 
 def node_of(node: object) -> str:

@@ -17,6 +17,7 @@ from fsqueue.arguments import (
     field_of,
     holder_of,
     leased,
+    newest_of,
     node_of,
     one_of,
     pieces_of,
@@ -553,12 +554,18 @@ class RemoteQueue(RemoteBase):
         return [made(Movement, one) for one in self._ask_of(id, "history")]
 
     def results(
-        self, where: Callable[[Result], bool] | None = None, dead: bool = False, *, latest_by: str | None = None
+        self,
+        where: Callable[[Result], bool] | None = None,
+        dead: bool = False,
+        *,
+        latest_by: str | None = None,
+        newest: int | None = None,
     ) -> Iterator[Result]:
         """Yield the tasks that have ended, inputs beside outputs: see `Queue.results`."""
         if where is not None:
             user_function(where)
-        more = {} if latest_by is None else {"latest_by": field_of("latest_by", latest_by)}
+        more: dict[str, Any] = {} if latest_by is None else {"latest_by": field_of("latest_by", latest_by)}
+        more |= {} if newest is None else {"newest": newest_of(newest, latest_by)}
         found = self._iterate(Result, "results", dead=bool(dead), **more)
         return found if where is None else filter(where, found)
 

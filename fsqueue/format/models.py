@@ -358,6 +358,8 @@ class CommitReport(AsDict):
     repeated: bool = False
 
 
+NEWEST_MAX = 1_000
+"""Maximum number of results that are asked for as the newest ones."""
 UNKEPT_NAMED_MAX = 20
 """Maximum number of tasks without a kept payload that a report names. It counts all of them."""
 

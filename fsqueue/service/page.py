@@ -38,7 +38,6 @@ from fsqueue.service.page_frame import (
     url,
 )
 from fsqueue.webpages import charts, rendering
-from fsqueue.webpages.rendering import Link
 
 
 def routes() -> list[BaseRoute]:
@@ -185,10 +184,7 @@ def _of_queue(shown: QueuePage, samples: list[fsqueue.TaskInfo], name: str) -> d
         "counts": [{"": "tasks", **status.as_dict()}],
         "pace": [] if found is None else [_pace(look, found)],
         "is_paused": look.paused is not None,
-        "lists": [
-            *(Link(state, url("tasks", queue=name, state=state)) for state in page_lists.STATES),
-            Link("dead letters", url("dead", queue=name)),
-        ],
+        "lists": page_lists.lists(name),
         "workers": [_worker(name, worker, now) for worker in look.workers],
         "samples": [
             {

@@ -1,4 +1,6 @@
-"""Pages that list tasks, or find one: tasks in a state, what one worker holds, a task by its id or key."""
+"""Pages that list tasks, or find one: tasks in a state, the newest results, what one worker holds, a task by its id or
+key.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ from fsqueue.webpages.rendering import Link
 STATES: tuple[fsqueue.State, ...] = ("waiting", "delayed", "leased")
 """The states whose tasks are listed; dead letters have a page of their own."""
 LIST_PAGES_MAX = 20
-"""Maximum number of pages of a list. Each page reads all tasks of those before it."""
+"""Maximum number of pages of a list. Each page reads all tasks of those before it. No more than 1,000 results may be
+asked for as the newest ones."""
 
 
 def routes() -> list[BaseRoute]:
     """Return the routes."""
     return [
         Route("/tasks", safely(_tasks)),
+        Route("/results", safely(_results)),
         Route("/worker", safely(_worker)),
         Route("/find", safely(_find)),
     ]
@@ -89,7 +93,7 @@ async def _tasks(request: Request) -> Response:
     more = {
         "state": wanted,
         "rows": [_row(name, task, wanted) for task in shown.tasks],
-        "others": [Link(one, url("tasks", queue=name, state=one)) for one in STATES if one != wanted],
+        "others": [link for link in lists(name) if link.text != wanted],
         "before": url("tasks", queue=name, state=wanted, page=number - 1) if number else "",
         "after": url("tasks", queue=name, state=wanted, page=number + 1) if shown.has_more and not is_last else "",
         "number": number + 1,
@@ -120,6 +124,83 @@ def _row(name: str, task: fsqueue.TaskInfo, state: fsqueue.State) -> dict[str, A
 
 def _moment(at: float | None) -> str | None:
     return None if at is None else charts.moment(at)
+
+
+def lists(name: str) -> list[Link]:
+    """Return links to all lists of a queue."""
+    return [
+        *(Link(state, url("tasks", queue=name, state=state)) for state in STATES),
+        Link(NEWEST, url("results", queue=name)),
+        Link("dead letters", url("dead", queue=name)),
+    ]
+
+
+# -- the newest results --------------------------------------------------------------------------------------------
+
+NEWEST = "newest results"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage:
+    """Some of the tasks of a queue that ended last."""
+
+    results: list[fsqueue.Result]
+    has_more: bool
+    keeps_history: bool
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        return [result.id for result in self.results], self.has_more, self.keeps_history
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem, at most."""
+        return CALLS
+
+
+async def _results(request: Request) -> Response:
+    pages, name = pages_of(request), request.query_params.get("queue", "")
+    number = min(page_number(request, "page"), LIST_PAGES_MAX - 1)
+    key = "results", name, number
+
+    def make() -> ResultsPage:
+        with pages.served.queue(name) as queue:
+            first, end = number * ROWS, (number + 1) * ROWS
+            results = list(queue.results(newest=min(end + 1, ROWS * LIST_PAGES_MAX)))
+            return ResultsPage(results[first:end], len(results) > end, queue.settings.keep_history)
+
+    seen = await pages.seen_now(key, make)
+    shown: ResultsPage = seen.shown
+    is_last = number == LIST_PAGES_MAX - 1
+    values = common(request, f"Newest results of {name}", above(pages, queue_link(name)))
+    more = {
+        "keeps_history": shown.keeps_history,
+        "rows": [_result_row(name, result) for result in shown.results],
+        "others": [link for link in lists(name) if link.text != NEWEST],
+        "before": url("results", queue=name, page=number - 1) if number else "",
+        "after": url("results", queue=name, page=number + 1) if shown.has_more and not is_last else "",
+        "number": number + 1,
+        "numbers": 0,
+        "is_cut": is_last and bool(shown.results),
+        "path": pages.path_of(name),
+    }
+    return answer(request, "results.html", key, seen, values | more)
+
+
+def _result_row(name: str, result: fsqueue.Result) -> dict[str, Any]:
+    """Return what the list of results shows of a task."""
+    is_dead = result.state == "dead"
+    came = result.error or "" if is_dead else as_text(result.result) if result.result is not None else ""
+    worker = {} if result.worker is None else {"name": result.worker}
+    return {
+        "task": task_link(name, result.id),
+        "ended": _moment(result.finished_at),
+        "state": "given up" if is_dead else result.state,
+        "took": None if result.took_s is None else duration(result.took_s),
+        "attempts": result.attempts,
+        "result": attention.cut(came, CELL_CHARS_MAX),
+        "payload": None if result.payload is None else attention.cut(as_text(result.payload), CELL_CHARS_MAX),
+        "worker": None if result.host is None else attention.who({**worker, "host": result.host}),
+    }
 
 
 # -- a worker ------------------------------------------------------------------------------------------------------

@@ -148,15 +148,30 @@ def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
                 if found is not None:
                     seen.add(found.batch)
                     yield found
-                elif journals.is_bad(line, lambda line: parse(line) is not None):
+                elif is_damaged(line):
                     unread.append(batch)
         damaged += sum(batch not in seen for batch in unread)
-    if damaged:
+    warn_of_damage(store, damaged)
+
+
+def warn_of_damage(store: Store, lines: int) -> None:
+    """Log how many lines of the history could not be read, if there were any."""
+    if lines:
         logger.warning(
             "%s in the history of %s cannot be read: what was finished there is left out; 'fsqueue fsck' shows where",
-            wording.counted(damaged, "line"),
+            wording.counted(lines, "line"),
             store.path,
         )
+
+
+def finished_in(line: bytes) -> Finished | None:
+    """Return the finished batch in a line; its records have numbers in place of offsets. None if it cannot be read."""
+    return _parse_fast(line)
+
+
+def is_damaged(line: bytes) -> bool:
+    """Return whether a line makes no sense, unless it is blank or void."""
+    return journals.is_bad(line, lambda line: parse(line) is not None)
 
 
 def _parse_fast(line: bytes) -> Finished | None:
@@ -277,6 +292,23 @@ def _recent(file: journals.Journal, earliest: int, bytes_max: int, found: Recent
     if begin:  # what stands before that is not read: it finished before what was read last, or (nothing was) just now
         found.since = max(found.since, (last if last >= 0 else _finished_at(page)) + LATE_MS)
     return not begin
+
+
+def end_of(store: Store, day: Day, shard: Shard) -> tuple[int, int]:
+    """Return how long a file is, and when the last batch in it finished (ms): -1 if its last page does not tell."""
+    with PassingOverStrays(), journals.opened(store.fs, store.layout.history(day, shard)) as file:
+        size = file.length()
+        return size, _finished_at(file.fs.pread(file.fd, PAGE_BYTES, max(0, size - PAGE_BYTES)))
+    return 0, -1
+
+
+def lines_from_end(store: Store, day: Day, shard: Shard, bytes_max: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines of a file with their offsets, the last one first, as `Journal.lines_from_end` does.
+
+    No line if the file is missing.
+    """
+    with PassingOverStrays(), journals.opened(store.fs, store.layout.history(day, shard)) as file:
+        yield from file.lines_from_end(bytes_max, PAGE_BYTES)
 
 
 def finished_ms(line: bytes) -> int:

@@ -16,7 +16,7 @@ from fsqueue.filesystem import Filesystem, PassingOverStrays, retried_after_stal
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
-from fsqueue.storage import decided
+from fsqueue.storage import decided, journals
 from fsqueue.storage.logs import read_present, read_recent, read_seal
 from fsqueue.storage.store import Store
 
@@ -154,6 +154,25 @@ def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict
         return {offset: record["at"] for offset, record in records.items() if record is not None}
 
     return _of_log(store, batch, read) or {}
+
+
+def end_of_log(store: Store, batch: Batch) -> tuple[int, int | None]:
+    """Return how long a batch's log is, and when its last record was written (ms); None if its last page does not tell.
+
+    A log that is missing has no bytes.
+    """
+
+    def read(fs: Filesystem, path: str) -> tuple[int, int | None]:
+        with journals.opened(fs, path) as file:
+            size = file.length()
+            begin = max(0, size - journals.PAGE_BYTES)
+            *lines, _ = fs.pread(file.fd, size - begin, begin).split(b"\n")
+        if begin:
+            del lines[:1]  # it begins before the page
+        record = movements.parse(lines[-1]) if lines else None
+        return size, record["at"] if record is not None else None
+
+    return _of_log(store, batch, read) or (0, None)
 
 
 def log_bytes(store: Store, batch: Batch) -> int:

@@ -185,6 +185,18 @@ def lines_at(store: Store, path: str) -> list[bytes]:
     return []
 
 
+def lines_named(store: Store, days: Iterable[Day], texts: Iterable[str]) -> list[bytes]:
+    """Return the lines of a kept task file that has one of these names on one of these days; none if no file has.
+
+    No directory is listed. The log of a batch says what its task file was called, and when the batch finished.
+    """
+    for text in texts:
+        for day in days:
+            if lines := lines_at(store, f"{store.layout.payloads(day)}/{text}"):
+                return lines
+    return []
+
+
 def of_batch(store: Store, batch: Batch) -> list[bytes]:
     """Return the lines of the task file of one finished batch, if it is kept; latest days first."""
     for day in reversed(days(store)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fsqueue.errors import TaskNotFound
 from fsqueue.forks import Late
 from fsqueue.format.layout import FIELD_CHARS_MAX
-from fsqueue.format.models import STATES, ChangeReport, GcReport, RetryReport, Status
+from fsqueue.format.models import NEWEST_MAX, STATES, ChangeReport, GcReport, RetryReport, Status
 from fsqueue.verbs.fields import SECONDS_MAX, TASK, Field
 from fsqueue.views.activity import total_activity
 
@@ -225,7 +225,9 @@ OF_QUEUES: Sequence[Verb] = (
     Verb("results", "Inputs beside outputs of the tasks that have ended.", "reads",
          _get(f"{QUEUE}/results", Field("dead", "flag", "Dead letters alone.", default=False),
               Field("latest_by", "text", "A field of the payloads: of the tasks with one value in it the newest alone.",
-                    least=1, most=FIELD_CHARS_MAX), gives=NDJSON),
+                    least=1, most=FIELD_CHARS_MAX),
+              Field("newest", "whole", "Only this many, those that ended last, the newest first. Not with `latest_by`.",
+                    least=1, most=NEWEST_MAX), gives=NDJSON),
          absent=_no_items, command="results"),
     Verb("results_of", "What is known of tasks, finished or not, by their ids.", "reads",
          _post(f"{QUEUE}/results-of", Field("ids", "texts", "Ids of tasks.", needed=True, least=1)), absent=dict),

@@ -88,7 +88,7 @@ class FinishedBatch:
         return record if record is not None and task_file.is_kept(record, self._payload_bytes_max) else None
 
     def tasks(self, indices: Sequence[int]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Return the payloads, the keys and the priorities of tasks, as `task` does of each.
+        """Return the payloads, the keys and the priorities of tasks, as `task` does of each. `indices` are in order.
 
         Faster if all are in a sound task file, and still more if they are asked for all at once and are of one shape.
         """

@@ -8,6 +8,7 @@ from typing import Any
 
 from fsqueue.errors import QueuePurged
 from fsqueue.format import names, versions
+from fsqueue.format.layout import Layout
 from fsqueue.format.models import COMPLETED as IS_COMPLETED
 from fsqueue.format.models import DeadLetter, Result
 from fsqueue.format.names import Batch
@@ -75,6 +76,11 @@ def _columns(store: Store, dead: bool) -> Iterator[Columns]:
     letters = map(DeadLetter.as_result, deadletters.letters(store))
     while some := [*islice(letters, LETTERS_AT_ONCE)]:
         yield [*map(list, zip(*some, strict=True))]
+    check_generation(store, layout)
+
+
+def check_generation(store: Store, layout: Layout) -> None:
+    """Raise QueuePurged if the queue was purged since it had this layout."""
     store.refresh(now=True)
     if store.layout is not layout:  # another call may have found it out
         raise QueuePurged(
@@ -131,17 +137,24 @@ def _ended(store: Store, found: FinishedBatch) -> Iterator[Result]:
         yield from (info.as_result() for info in inspection.cancelled_of(store, found))
 
 
-def completed(found: FinishedBatch) -> Iterator[Result]:
-    """Yield the completed tasks of a batch."""
-    return map(Result._make, zip(*_completed(found), strict=True))
+def completed(found: FinishedBatch, among: Sequence[int] | None = None) -> Iterator[Result]:
+    """Yield the completed tasks of a batch. `among`: these alone of the completed ones, in order."""
+    columns = _completed(found) if among is None else _of_tasks(found, among)
+    return map(Result._make, zip(*columns, strict=True))
 
 
 def _completed(found: FinishedBatch) -> Columns:
     """Return the completed tasks of a batch."""
-    batch, replay_state = found.batch, found.replay_state
+    replay_state = found.replay_state
     indices: list[int] | range = range(replay_state.count)
     if replay_state.done[COMPLETED] < replay_state.count:
         indices = [index for index in indices if replay_state.state[index] == COMPLETED]
+    return _of_tasks(found, indices)
+
+
+def _of_tasks(found: FinishedBatch, indices: Sequence[int]) -> Columns:
+    """Return these completed tasks of a batch. `indices` are in order."""
+    batch, replay_state = found.batch, found.replay_state
     count = len(indices)
     payloads, keys, priorities = found.tasks(indices)
     ended_at = [replay_state.since[index] for index in indices]

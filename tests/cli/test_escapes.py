@@ -150,7 +150,9 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("pbs",): [["Q", "FILE"], ["Q", EVIL], ["Q", "--stop"], ["Q", "FILE", "--print"]],
     ("ls",): [["Q"], *(["Q", "--state", state] for state in ("leased", "completed", "dead", "delayed", "cancelled"))],
     ("show",): [["Q", "WAITING"], ["Q", "LEASED"], ["Q", "COMPLETED"], ["Q", "DEAD"], ["Q", "FAILED"], ["Q", "BYTES"]],
-    ("results",): [["Q"], ["Q", "--dead"], ["Q", "--where", EVIL], ["Q", f"{EVIL}.csv"], ["Q", EVIL]],
+    ("results",): [
+        ["Q"], ["Q", "--dead"], ["Q", "--newest", "9"], ["Q", "--where", EVIL], ["Q", f"{EVIL}.csv"], ["Q", EVIL],
+    ],
     ("retry",): [
         ["Q", "--completed", "--all"], ["Q", "--completed", "--where", EVIL],
         ["Q", "--state", "completed", EVIL], ["Q", "--state", "completed", "COMPLETED"],

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsqueue import Queue, Result
+from fsqueue.clock import ManualClock
 from tests.cli.conftest import Run
 from tests.levels import how_many
 from tests.support import QueueFactory, needs_root
@@ -549,7 +550,7 @@ def test_of_a_queue_that_is_purged_meanwhile_nothing_is_written(
     (tmp_path / "out.csv").write_text("before")
     read = Queue.result_columns
 
-    def purged(self: Queue, dead: bool = False, latest_by: str | None = None) -> Iterator[Any]:
+    def purged(self: Queue, dead: bool = False, **more: Any) -> Iterator[Any]:
         found = read(self, dead)
         yield next(found)
         Queue(sweep.path).purge()
@@ -792,3 +793,37 @@ def test_where_a_link_leads_to_nothing_the_file_is_made(fsqueue_cli: Run, sweep:
     fsqueue_cli("results", sweep.path, tmp_path / "out.csv")
     assert os.listdir(tmp_path / "below") == ["made.csv"]
     assert (tmp_path / "out.csv").is_symlink()
+
+
+def test_the_newest_results_of_a_queue_and_of_several(
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    clock = ManualClock(1_800_000_000.0)
+    queues = [Queue(queue_factory(name).path, clock=clock) for name in ("one", "two")]
+    for number in range(6):
+        queue = queues[number % 2]
+        queue.insert_many([{"x": number}], batch_tasks=1)
+        [task] = queue.lease()
+        clock.advance(60)
+        task.complete({"y": number})
+    one, two = (queue.path for queue in queues)
+
+    def told(*words: object) -> list[Any]:
+        return [json.loads(line) for line in fsqueue_cli("results", *words, "--json").stdout.splitlines()]
+
+    assert [row["payload"]["x"] for row in told(one, "--newest", 2)] == [4, 2]
+    both = told(one, f"{two}/", "--newest", 3)
+    assert [(row["payload"]["x"], Path(row["queue"]).name) for row in both] == [(5, "two"), (4, "one"), (3, "two")]
+    assert [row["payload"]["x"] for row in told(one, "--newest", 2, "--where", "result.y<3")] == [2]
+    file = tmp_path / "out.csv"
+    assert fsqueue_cli("results", one, f"{two}/", file, "--newest", 4).stderr == ""
+    rows = rows_of(file)
+    assert [(row["x"], row["y"]) for row in rows] == [("5", "5"), ("4", "4"), ("3", "3"), ("2", "2")]
+    assert [Path(row["queue"]).name for row in rows] == ["two", "one", "two", "one"]
+    fsqueue_cli("results", queue_factory("empty").path, file, "--newest", 4)
+    assert rows_of(file) == []
+
+
+@pytest.mark.parametrize("more", [["--latest-by", "x"], ["--inputs-of", "x"], ["--newest", "1001"], ["--newest", "0"]])
+def test_what_the_newest_results_do_not_go_with_is_refused(fsqueue_cli: Run, sweep: Queue, more: list[str]) -> None:
+    assert "--newest" in fsqueue_cli("results", sweep.path, "--newest", 5, *more, code=2).stderr

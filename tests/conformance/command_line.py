@@ -243,8 +243,10 @@ class CommandLine:
         """Return what is told of a task, with its queue's name as `TaskInfo` has it: `ls` tells the path."""
         return given | {"queue": self.name}
 
-    def results(self, dead: bool = False, latest_by: str | None = None) -> Iterator[fsqueue.Result]:
-        words = [*("--dead",) * dead, *_option("--latest-by", latest_by)]
+    def results(
+        self, dead: bool = False, latest_by: str | None = None, newest: int | None = None
+    ) -> Iterator[fsqueue.Result]:
+        words = [*("--dead",) * dead, *_option("--latest-by", latest_by), *_option("--newest", newest)]
         return (made(fsqueue.Result, one) for one in self._ask("results", *words))
 
     def dead(self) -> Iterator[fsqueue.DeadLetter]:

@@ -72,6 +72,8 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "insert_many commit": (of("insert_many", "commit", payloads=[1]), (*NO_TEXT, "a" * 2_000)),
     "insert_many new_by": (of("insert_many", "new_by", payloads=[{"a": 1}]), (*NO_TEXT, "a" * 2_000)),
     "results latest_by": (of("results", "latest_by"), (*NO_TEXT, "a" * 2_000)),
+    "results newest": (of("results", "newest"), (*NO_COUNT[:1], *NO_COUNT[2:], 1_001)),
+    "results newest of each": (of("results", "newest", latest_by="run"), (1,)),
     "lease": (of("lease"), NO_COUNT),
     "lease lease_s": (of("lease", "lease_s"), NO_LENGTH),
     "lease wait_s": (of("lease", "wait_s"), NO_SECONDS),

@@ -187,6 +187,23 @@ def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
     assert queue.delete() == {}
 
 
+@A_FAILURE
+def test_the_newest_results_come_first(queue: Any) -> None:
+    queue.insert_many(["a", "b", "c", "d", "waits"])
+    by_payload = {task.payload: task for task in queue.lease(4)}
+    ended = [by_payload[payload] for payload in sorted(by_payload)]
+    ended[0].complete()
+    ended[1].bury("no")
+    for task in ended[2:]:
+        task.complete({"r": task.payload})
+    whole = sorted(queue.results(), key=lambda result: -result.finished_at)
+    for count in (1, 2, 9):
+        found = list(queue.results(newest=count))
+        assert [result.finished_at for result in found] == [result.finished_at for result in whole[:count]]
+        assert [result for result in found if result not in whole] == []
+    assert [result.id for result in queue.results(newest=9, dead=True)] == [ended[1].id]
+
+
 @A_KEY
 def test_an_unfinished_task_is_found_by_its_key(queue: Any) -> None:
     queue.insert_many([1, 2])

@@ -8,6 +8,7 @@ import pytest
 from fsqueue_cli import doctor as cli_doctor
 from fsqueue_cli import main as cli_main
 from fsqueue_cli import result_files, running
+from fsqueue_cli import results as cli_results
 from fsqueue_cli import watching as cli_watching
 from fsqueue_cli.common import NOTHING_EXIT
 from fsqueue_cli.idle import NO_WORKERS_EXIT
@@ -18,11 +19,11 @@ from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, models, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.service import attention, page_contents, page_frame
+from fsqueue.service import attention, page_contents, page_frame, page_lists
 from fsqueue.simulation import figures as simulation_figures
 from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
-from fsqueue.views import activity, flows, stuck_locks
+from fsqueue.views import activity, flows, newest_results, stuck_locks
 from fsqueue.worker import feeding
 from tests.pages import text_of
 
@@ -106,6 +107,16 @@ NUMBERS = [
         (payloads.PAYLOAD_DAYS, payloads.PAYLOAD_BYTES) == (30, 10 << 30),
     ),
     ("docs/results.md", "and twenty are named", models.UNKEPT_NAMED_MAX == 20),
+    ("docs/results.md", "`--newest N` (1 to 1,000)", models.NEWEST_MAX == cli_results.NEWEST_MAX == 1_000),
+    ("docs/results.md", "After 16 MiB of logs and history", newest_results.BYTES_MAX == 16 << 20),
+    ("docs/results.md", "more than 4,096", newest_results.FILES_MAX == 4_096),
+    ("docs/results.md", "the last 4 MiB", newest_results.LETTERS_BYTES_MAX == 4 << 20),
+    ("docs/page.md", "of the last 1,000", page_contents.ROWS * page_lists.LIST_PAGES_MAX == models.NEWEST_MAX),
+    (
+        "docs/page.md",
+        "longer than 300 characters is cut; the page of its task shows 4,000",
+        (page_frame.CELL_CHARS_MAX, page_frame.PAYLOAD_CHARS_MAX) == (300, 4_000),
+    ),
     (
         "docs/design.md",
         "up to 16,384 tasks or 8 MiB of one shard",

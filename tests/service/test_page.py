@@ -80,13 +80,14 @@ def test_what_others_wrote_is_text_wherever_it_is_shown(group: Group, open_gatew
         text(client, "/", q=HOSTILE),
         text(client, "/queue", name=HOSTILE),
         text(client, "/dead", queue=HOSTILE),
+        text(client, "/results", queue=HOSTILE),
         *(text(client, "/task", queue=HOSTILE, id=task.id) for task in tasks),
         text(client, "/queue", name=HOSTILE + "x"),
         text(client, "/task", 400, queue=HOSTILE, id=HOSTILE),
         text(client, "/task", 404, queue="none", id=tasks[0].id),
         text(client, "/queue", 400, name=""),
     ]
-    assert sum(SHOWN in shown for shown in pages) >= 7
+    assert sum(SHOWN in shown for shown in pages) >= 8
     assert max(map(len, pages)) < 60_000
     assert any('action="act"' in shown for shown in pages) is not read_only
 
@@ -382,6 +383,55 @@ def test_tasks_in_a_state_are_listed_page_by_page(
     assert task.id in text(client, "/tasks", queue="q", state="leased")
     assert "Waiting tasks of q" in text(client, "/tasks", queue="q", state="foo")
     assert 'href="tasks?queue=q&amp;state=leased"' in text(client, "/queue", name="q")
+
+
+def test_the_newest_results_are_listed_newest_first(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_lists, "ROWS", 2)
+    monkeypatch.setattr(page_lists, "LIST_PAGES_MAX", 2)
+    assert "None." in text(client, "/results", queue="q")
+    queue = Group(group.path, worker="me")["q"]
+    queue.insert_many([{"x": number} for number in range(5)], batch_tasks=1)
+    tasks = {task.payload["x"]: task for task in queue.lease(5)}
+    for number in range(4):
+        tasks[number].complete({"y": f"{HOSTILE} {number}" if number else LONG[:60_000]})
+    tasks[4].bury("no fours")
+    first, second = (text(client, "/results", queue="q", page=page) for page in ("0", "1"))
+    newest = [str(result.payload["x"]) for result in queue.results(newest=4)]  # several may end at one instant
+    assert re.findall(r"&#34;x&#34;: (\d)", first) == newest[:2]
+    assert re.findall(r"&#34;x&#34;: (\d)", second) == newest[2:]
+    assert "&lt;script&gt;alert(1)" in first + second
+    assert 'href="results?queue=q&amp;page=1" rel="next"' in first
+    assert ('rel="next"' in second, f"fsqueue results {queue.path}" in second) == (False, True)
+    monkeypatch.setattr(page_lists, "ROWS", 50)
+    whole = text(client, "/results", queue="q")
+    assert len(whole) < 20_000
+    assert ("given up" in whole, "no fours" in whole) == (True, True)
+    assert "me on" in first
+    assert 'href="results?queue=q"' in text(client, "/queue", name="q")
+    assert 'href="results?queue=q"' in text(client, "/tasks", queue="q")
+    assert 'href="tasks?queue=q&amp;state=leased"' in first
+
+
+def test_at_most_as_many_results_are_asked_for_as_there_may_be(client: TestClient, group: Group) -> None:
+    queue = group["q"]
+    queue.insert_many(range(1010), batch_tasks=1010)
+    queue.complete(queue.lease(1010))
+    last = text(client, "/results", queue="q", page="19")
+    assert "<td" in last
+    assert ('rel="next"' in last, "There may be more" in last) == (False, True)
+
+
+def test_without_a_history_the_newest_results_are_dead_letters(queue_factory: Any, open_gateway: Open) -> None:
+    queue = queue_factory(keep_history=False)
+    queue.insert_many(["done", "bad"], batch_tasks=2)
+    tasks = {task.payload: task for task in queue.lease(2)}
+    tasks["done"].complete()
+    tasks["bad"].bury("no")
+    shown = text(open_gateway(queue.path), "/results", queue=queue.path.name)
+    assert "keeps nothing of tasks that were completed" in shown
+    assert (">bad<" in shown, ">done<" in shown) == (True, False)
 
 
 def test_a_worker_has_a_page_as_long_as_it_holds_a_task(client: TestClient, group: Group) -> None:

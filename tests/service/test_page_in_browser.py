@@ -101,7 +101,7 @@ def some_of_all(group: Group) -> None:
     fetch.insert_many([{"url": f"https://example.org/{HOSTILE}/{n}"} for n in range(40)], batch_tasks=40)
     for n, task in enumerate(fetch.lease(20)):
         if n < 10:
-            task.complete({"n": n})
+            task.complete({"n": n, "says": HOSTILE + "z" * (n << 10)})
         elif n < 14:
             task.bury(f"{HOSTILE} out of memory {n}" + "y" * (64 << 10))
         elif n < 16:
@@ -147,7 +147,7 @@ def test_each_page_fits_each_window_and_runs_nothing_that_others_wrote(served: S
     for path in (
         "/", "/queue?name=fetch", "/dead?queue=fetch", f"/queue?name={quote(HOSTILE)}", f"/task?queue=fetch&id={dead}",
         f"/task?queue=index&id={moved.id}", "/tasks?queue=fetch&state=leased", "/tasks?queue=fetch&state=waiting",
-        worker,
+        "/results?queue=fetch", worker,
     ):  # fmt: skip
         for width, dark in ((320, False), (420, True), (641, False), (1280, True)):
             where = f"{path} at {width}"

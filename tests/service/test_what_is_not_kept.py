@@ -18,8 +18,9 @@ Q = "/v1/queues/q"
 QUERIES = {
     "/queue": ["name=q"], "/dead": ["queue=q"], "/task": ["queue=q&id={id}"],
     f"{Q}/tasks": ["", *(f"state={one}" for one in ("waiting", "delayed", "leased", "completed", "dead", "cancelled"))],
-    "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "dead=true"], f"{Q}/wait": ["timeout_s=0"],
+    "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "dead=true", "newest=9"], f"{Q}/wait": ["timeout_s=0"],
     "/tasks": [f"queue=q&state={one}" for one in ("waiting", "delayed", "leased")], "/worker": ["queue=q&worker=0"],
+    "/results": ["queue=q"],
     "/find": ["task={id}"], f"{Q}/keys": ["key=k"],
     f"{Q}/peek": ["n=99"], f"{Q}/commits": ["name=c"],
 }  # fmt: skip
@@ -84,6 +85,7 @@ def test_a_setting_that_is_made_smaller_hides_from_every_reader_at_once(
     task.complete("a result")
     assert showing(client, task) >= {
         f"{Q}/tasks/{task.id}?", f"{Q}/results?", f"{Q}/tasks?state=completed", f"/task?queue=q&id={task.id}",
+        f"{Q}/results?newest=9", "/results?queue=q",
     }  # fmt: skip
     group["q"].change_settings(keep_payloads=0)
     assert showing(client, task) == set()
