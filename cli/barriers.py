@@ -132,7 +132,7 @@ def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
             left += 1
             why = "has passed before"
             if found is None:
-                why = f"is not known, or its file is damaged ('fsqueue fsck {plain(group.path)}' tells)"
+                why = f"is not known, or its file is damaged ('fsqueue fsck {plain(str(group.path))}' tells)"
             complain(f"{group.path}: the barrier {plain(identity)} {why}: nothing was cancelled")
     if as_json:
         for one in done:
