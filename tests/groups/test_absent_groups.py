@@ -84,6 +84,7 @@ GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
     "wait for one that never was": lambda used: lambda: fsqueue.wait([used.never], timeout_s=5),
     "barrier": lambda used: lambda: used.group.barrier("open", then=("never", 1)),
     "barriers": lambda used: used.group.barriers,
+    "set_limits": lambda used: lambda: used.group.set_limits(max_leased=1),
     "join": lambda used: lambda: used.group.join(TaskRef(used.task.id, True, used.open), then=("never", 1)),
     "flows": lambda used: used.group.flows,
     "usage": lambda used: used.group.usage,
