@@ -170,6 +170,18 @@ MUTATIONS = [
         (("AllLimits._each", "if state.has_group_limits: ...", "pass"),),
     ),
     Mutation(
+        "slots of another queue of the group are given back without a look into it",
+        "a lease that is held there loses its slot, and one task too many is leased",
+        "grouped-two",
+        (
+            (
+                "GroupLimiter._over_of",
+                "return [*those] if store is None else self._over_in(store, batch, those)",
+                "return [*those]",
+            ),
+        ),
+    ),
+    Mutation(
         "slots of a group are counted as they were read last",
         "two workers that have seen the last free slot both lease",
         "grouped-calm",

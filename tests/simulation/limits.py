@@ -112,14 +112,15 @@ def _at(text: bytes) -> float:
 
 
 def held(story: Story) -> list[str]:
-    """The tasks that are leased at this moment, by all logs of the queue that can be reached.
+    """The tasks that are leased at this moment, by all logs of the queue that can be reached; or of both queues.
 
     The time of a log does not count: if a clock that was far ahead gave it, it is set back, and leases hold again.
     """
     found, now = [], story.world.now * 1000
+    views = [story, story.beside()] if story.scenario.two_queues else [story]
     for batch, files in story.world.disk.logs.items():
         for file in files:
-            if not (file.links and _is_of(story, file)):
+            if not (file.links and any(_is_of(view, file) for view in views)):
                 continue
             told = story.world.disk.read_by(Replay, file)
             found += [

@@ -15,7 +15,7 @@ import fsqueue
 from fsqueue import LeasedTask
 from fsqueue.filesystem import resources
 from fsqueue.views.inspection import DrainCheck
-from tests.simulation import invariants, order
+from tests.simulation import invariants, limits, order
 from tests.simulation.books import END
 from tests.simulation.faults import BESIDE, LONG_S
 from tests.simulation.history import DONE, Actor, Call, original
@@ -103,7 +103,8 @@ def _lease_both(story: Story, actor: Actor, n: int, wait_s: float = 0) -> list[L
     got = actor.do("lease", lambda _: fsqueue.lease([one.queue for one in queues], n, wait_s=wait_s), n=n) or []
     for task in got:
         queues[place_of(task)].history.saw(task.payload, task.id)
-    if not got and actor.last.outcome == DONE:
+    story.history.wrong += limits.too_many(story, actor.last)
+    if not got and actor.last.outcome == DONE and not limits.is_limited(story):
         for view in (story, story.beside()):
             story.history.wrong += invariants.false_empty(view, actor.last, actor.persona.process)
     return got

@@ -187,6 +187,8 @@ SCENARIOS = {
         Scenario("grouped-purge", actions=LIMITED | PURGES | {"consume": 5.0}, faults=("kill", "delay"), stale=0.4, of_group=True, settings=AT_MOST, tasks_before=8),
         Scenario("grouped-power", shared=False, hosts=1, actions=LIMITED, faults=("power", "kill"), lossy=True, of_group=True, settings=AT_MOST, tasks_before=8),
         Scenario("grouped-fields", shared=False, hosts=1, actions=LIMITED, faults=("kill", "delay", "error"), limits=BY_FIELD, of_group=True, settings=AT_RATE | AT_MOST | OF_FIELD, tasks_before=8),
+        Scenario("grouped-two", shared=False, hosts=1, actions=RELAY, faults=("kill", "kill", "delay"), two_queues=True, of_group=True, settings=NEVER_DEAD | AT_MOST),
+        Scenario("grouped-two-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, of_group=True, settings=NEVER_DEAD | AT_MOST),
         Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
         Scenario("rated", shared=False, hosts=1, actions=LIMITED, faults=("kill", "kill", "delay", "error", "after"), settings=AT_RATE, tasks_before=8),
         Scenario("rated-calm", shared=False, hosts=1, actions=LIMITED, settings=AT_RATE, tasks_before=8, workers=4),
