@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -54,7 +53,8 @@ class NewRows:
         """
         for index, item in enumerate(payloads):
             task = item if isinstance(item, Task) else Task(item)
-            yield replace(task, key=self._key_of(task, index))
+            key = self._key_of(task, index)
+            yield Task(task.payload, key, task.priority, task.delay_s, task.available_at)
 
     def _key_of(self, task: Task, index: int) -> str:
         where = task_at(index)

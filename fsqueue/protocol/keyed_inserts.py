@@ -234,7 +234,13 @@ class Claims:
         that link to each other would wait for each other. One that such an update inserts is neither there nor not: the
         decision is waited for. LockTimeout if there is none in `wait_s` seconds.
         """
-        waiting = deciding.DecisionWait(self.store, claim.batch, wait_s)
+        try:
+            return self._living(layout, claim, ())
+        except _Prepared:
+            return self._decided_living(layout, claim, deciding.DecisionWait(self.store, claim.batch, wait_s))
+
+    def _decided_living(self, layout: Layout, claim: KeyClaim, waiting: deciding.DecisionWait) -> str | None:
+        """Return what `living` returns. It depends on an update that is not decided, and may be waited for."""
         passed: set[UpdateId] = set()
         while True:
             try:
@@ -273,6 +279,8 @@ class Claims:
         """
         store, batch, identity = self.store, claim.batch, claim.insert
         may_come_late = store.fs.shared or claim.shared
+        if not may_come_late and store.logs.get(batch) is None and not store.fs.exists(layout.log(batch)):
+            return None  # as below: asked once, and not by each of two ways
         found = None if may_come_late else self._in_open_log(layout, batch, identity, passed)
         if found is not None:
             index, needed, end = found

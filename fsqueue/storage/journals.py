@@ -200,7 +200,7 @@ class Journal:
         What does not lie wholly within the last `bytes_max` bytes is not read: only a caller that gets offset 0 has
         seen all. Long runs of zeros are not among those bytes; one NUL byte stands for them in their line.
         """
-        at, rest, torn = self.fs.fstat(self.fd).st_size, b"", True
+        at, rest, torn = self.length(), b"", True
         least = max(0, at - bytes_max)
         while at > least:
             size = min(piece, at - least)

@@ -8,8 +8,8 @@ removes them with the directory of their key epoch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 
 from fsqueue.cluster.identity import describe
@@ -34,7 +34,7 @@ a network mount with the next key epoch.
 class KeyFile(Journal):
     """The file of a key, open and locked, and named so by its path when it was locked."""
 
-    __slots__ = ("_key", "_store", "epochs", "layout")
+    __slots__ = ("_key", "_store", "_whole_to", "epochs", "layout")
 
     def __init__(
         self, store: Store, layout: Layout, epochs: KeyEpochs, key: str | None, fs: Filesystem, path: str, fd: int
@@ -42,6 +42,8 @@ class KeyFile(Journal):
         super().__init__(fs, path, fd)
         self._store = store
         self._key = key
+        self._whole_to = -1
+        """Where the file's last line ends, if it was read under the lock, and is no torn one."""
         self.layout = layout
         self.epochs = epochs
 
@@ -69,13 +71,25 @@ class KeyFile(Journal):
         """Return the last claim in a file of a key; None if there is none. A line of any other key than the
         file's does not count.
         """
-        if self.size == 0:
+        size = self.size
+        lines: Iterable[bytes]
+        if size == 0:
             return None
-        for _, line in self.lines_from_end(LOOK_BYTES_MAX):
+        if size is None or size > journals.PAGE_BYTES:
+            lines = (line for _, line in self.lines_from_end(LOOK_BYTES_MAX))
+        else:  # as in most cases
+            data = self.fs.pread(self.fd, size, 0)
+            self._whole_to = size if len(data) == size and data.endswith(b"\n") else -1
+            lines = reversed(data.split(b"\n")[:-1])
+        for line in lines:
             claim = keys.parse(line)
             if claim is not None and (self._is_named_by(claim) if key is None else claim.key == key):
                 return claim
         return None
+
+    def end_of_torn(self, size: int) -> bytes:
+        """Return the bytes that close off a torn line. They are not looked for if `last` has seen the end just now."""
+        return b"" if size == self._whole_to else super().end_of_torn(size)
 
     def _is_named_by(self, claim: KeyClaim) -> bool:
         return self.path.endswith(f"/{names.key_file(names.key_digest(claim.key))}")
@@ -110,8 +124,9 @@ class KeyFile(Journal):
         return state.generation == self.layout.generation and state.key_epochs == self.epochs
 
 
-@contextmanager
-def locked(store: Store, layout: Layout, key: str, wait_s: float = journals.LOCK_TIMEOUT_S) -> Iterator[KeyFile]:
+def locked(
+    store: Store, layout: Layout, key: str, wait_s: float = journals.LOCK_TIMEOUT_S
+) -> AbstractContextManager[KeyFile]:
     """Open the file of a key, making it, and lock it.
 
     LockTimeout names the process that was the last to write to it. FileNotFoundError: the generation has gone.
@@ -119,8 +134,7 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = journals.LOCK
     epochs = store.queue_state.key_epochs
     path, kind = layout.key(names.key_digest(key), epochs.present), partial(KeyFile, store, layout, epochs, key)
     how = journals.MADE, journals.ANEW  # upkeep, or another inserter, may have removed it just before it was locked
-    with journals.locked(kind, store.fs, store.clock, store.entropy, path, wait_s, *how) as file:
-        yield file
+    return journals.locked(kind, store.fs, store.clock, store.entropy, path, wait_s, *how)
 
 
 def locked_existing(

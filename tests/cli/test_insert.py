@@ -711,7 +711,7 @@ def signal_in_insert(monkeypatch: pytest.MonkeyPatch, number: int, at: int) -> N
 def test_a_line_whose_key_is_locked_by_a_stopped_process_may_be_repeated(
     fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
+    monkeypatch.setattr(keys.locked, "__defaults__", (0.01,))
     queue.insert(0, key="held")
     with keys.locked(queue.store, queue.store.layout, "held"):
         alone = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":"held"}\n', code=1)

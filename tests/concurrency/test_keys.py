@@ -124,7 +124,7 @@ def test_an_inserter_that_stands_still_between_the_line_and_the_record(
 
     with children((live,)) as [child]:
         child.wait_stopped()
-        hasty = mock.patch.object(keys.locked.__wrapped__, "__defaults__", (0.2,))  # type: ignore[attr-defined]
+        hasty = mock.patch.object(keys.locked, "__defaults__", (0.2,))
         with hasty, pytest.raises(LockTimeout, match=rf"last saw .*process {child.pid}"):
             queue.insert("x", key="k")
         assert queue.insert("y", key="other").inserted  # nobody else is kept waiting

@@ -329,7 +329,7 @@ def test_an_error_in_a_stream_says_how_many_tasks_are_in_the_queue(queue_factory
         queue.insert_many([0, Task(1, key="a"), Task(2, key="b"), float("nan")])
     assert (bad.value.inserted, bad.value.new, bad.value.index) == (3, 2, 3)
     with keys.locked(queue.store, queue.store.layout, "held"), mock.patch.object(journals, "LOCK_TIMEOUT_S", 0.01):
-        locked = mock.patch.object(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
+        locked = mock.patch.object(keys.locked, "__defaults__", (0.01,))
         with locked, pytest.raises(LockTimeout) as busy:
             queue.insert_many([0, Task(1, key="c"), Task(2, key="held"), 3])
     assert busy.value.inserted == 2
@@ -370,7 +370,7 @@ def test_a_stream_that_is_cut_off_may_be_repeated_if_all_its_tasks_have_keys(que
     queue.insert("x", key="a")
     tasks = [Task(n, key=key) for n, key in enumerate(("a", "b", "held", "c"))]
     with keys.locked(queue.store, queue.store.layout, "held"):
-        locked = mock.patch.object(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
+        locked = mock.patch.object(keys.locked, "__defaults__", (0.01,))
         with locked, pytest.raises(LockTimeout) as busy:
             queue.insert_many(tasks)
         with locked, pytest.raises(LockTimeout) as first:
