@@ -78,6 +78,8 @@ class Function(Generic[P, R]):
         self.name = name
         """The name under which calls are queued."""
         self.signature = inspect.signature(function)
+        self._by_place = _counts_by_place(self.signature)
+        """How many arguments fit if all are given by place: the signature need not be asked then."""
         self._queue, self._delay_s = queue, delay_s
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -94,25 +96,31 @@ class Function(Generic[P, R]):
                 "module and import it from there; or, if workers load this very file as a module, say its name: "
                 f"@fsqueue.task(name='module:{self.__name__}')."
             )
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise InvalidTask(f"{self.name} does not take these arguments: {error}.") from None
-        names = _names_of(bound, len(args))
+        if kwargs or len(args) not in self._by_place:
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise InvalidTask(f"{self.name} does not take these arguments: {error}.") from None
         types: dict[str, str] = {}
-        placed = [self._plain(one, f"/args/{at}", names[at], types) for at, one in enumerate(args)]
-        named = {key: self._plain(one, call_types.inside("/kwargs", key), key, types) for key, one in kwargs.items()}
-        payload: dict[str, Any] = {"call": self.name}
-        payload |= {name: value for name, value in (("args", placed), ("kwargs", named), ("types", types)) if value}
-        return Task(payload, delay_s=self._delay_s)
-
-    def _plain(self, value: Any, pointer: str, argument: str, types: dict[str, str]) -> Any:
+        placed: list[Any] = []
+        named: dict[str, Any] = {}
+        argument: str | None = None
         try:
-            return call_types.plain(value, pointer, types)
+            for at, one in enumerate(args):
+                placed.append(call_types.plain(one, f"/args/{at}", types))
+            for argument, one in kwargs.items():
+                named[argument] = call_types.plain(one, call_types.inside("/kwargs", argument), types)
         except call_types.Alien as error:
+            if argument is None:
+                argument = _names_of(self.signature, len(args))[len(placed)]
             raise InvalidTask(
                 f"{self.name}: the argument {argument}{error.where} is {error.what}. {error.instead or ARGUMENTS}"
             ) from None
+        payload: dict[str, Any] = {"call": self.name}
+        for name, value in ("args", placed), ("kwargs", named), ("types", types):
+            if value:
+                payload[name] = value
+        return Task(payload, delay_s=self._delay_s)
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskRef:
         """Insert a call with these arguments into the function's queue; it is durable when this returns. InvalidTask.
@@ -331,10 +339,25 @@ def _checked_name(name: object) -> str:
     return name
 
 
-def _names_of(bound: inspect.BoundArguments, count: int) -> list[str]:
+def _counts_by_place(signature: inspect.Signature) -> range:
+    """Return how many arguments a call may give if it gives all by place; no number if it must name some."""
+    least = most = 0
+    for parameter in signature.parameters.values():
+        is_optional = parameter.default is not parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            most = sys.maxsize - 1
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            most += 1
+            least += not is_optional
+        elif parameter.kind is parameter.KEYWORD_ONLY and not is_optional:
+            return range(0)
+    return range(least, most + 1)
+
+
+def _names_of(signature: inspect.Signature, count: int) -> list[str]:
     """Return what the caller calls the first `count` arguments, given by place: `name`, or `args[0]` for the others."""
     names: list[str] = []
-    for name, parameter in bound.signature.parameters.items():
+    for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             names += [f"{name}[{number}]" for number in range(count - len(names))]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

@@ -237,6 +237,23 @@ def test_the_name_that_is_said_is_the_caller_s(tiles: Any) -> None:
         tiles.render.call(1, colour=set())
 
 
+def test_a_call_by_place_alone_gives_as_many_arguments_as_the_function_takes() -> None:
+    def few(one: int, other: int = 0) -> None: ...
+    def many(one: int, *others: int) -> None: ...
+    def named(one: int, *, other: int) -> None: ...
+    def both(one: int, /, *, other: int = 0) -> None: ...
+
+    for function, fits in ((few, {1, 2}), (many, {1, 2, 3, 4}), (named, set()), (both, {1})):
+        call = functions.Function(function, "tiles:one", None, 0).call
+        for count in range(5):
+            if count in fits:
+                assert call(*range(count)).payload == {"call": "tiles:one", "args": [*range(count)]}
+            else:
+                with pytest.raises(InvalidTask, match="tiles:one does not take these arguments"):
+                    call(*range(count))
+    assert functions.Function(named, "tiles:one", None, 0).call(1, other=2).payload["kwargs"] == {"other": 2}
+
+
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(),

@@ -77,17 +77,18 @@ class Executor(concurrent.futures.Executor):
             raise ValueError("chunksize must be >= 1.")
         named, now = self._name(fn), Clock().monotonic
         ends = None if timeout is None else now() + timeout
-        futures = self._calls.insert([named.task(args, {}) for args in zip(*iterables, strict=False)])
+        calls = self._calls.insert([named.task(args, {}) for args in zip(*iterables, strict=False)])
 
         def results() -> Iterator[Any]:
-            futures.reverse()
+            calls.reverse()
             try:
-                while futures:
-                    result = futures[-1].result(None if ends is None else max(0.0, ends - now()))
-                    futures.pop()
+                while calls:
+                    result = calls[-1].result(None if ends is None else max(0.0, ends - now()))
+                    calls.pop()
                     yield result
             finally:
-                self._calls.cancel_soon(futures)
+                self._calls.cancel_soon(calls)
+                calls.clear()  # they refer to this list, and it to them
 
         return results()
 

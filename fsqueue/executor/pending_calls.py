@@ -12,11 +12,13 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from fsqueue import forks
 from fsqueue.clock import Clock
 from fsqueue.errors import ForkedChild, FsqueueError, QueueNotFound, TaskFailed, TaskNotFound
+from fsqueue.executor.mapped_calls import MappedCall, MappedCalls
 from fsqueue.executor.task_future import TaskFuture
 from fsqueue.filesystem.side_threads import SideThread
 from fsqueue.format.models import CANCELLED, COMPLETED, DEAD, Result, TaskRef
@@ -40,11 +42,13 @@ LATE = 0.1
 TOLD_LOOK_S = (0.002, 0.05)
 """Shortest and longest pause between two looks at the tasks of which a worker has told."""
 TOLD_S = 1.0
-"""Maximum time for which these are looked at more often than others: an attempt that failed is followed by a pause."""
+"""Time after which these are looked at no more often than others: an attempt that failed is followed by a pause."""
 LOOK_SHARE = 0.3
 """Maximum part of the time that goes into looking."""
 LOOKS_AT_ONCE = 2_000
 """Maximum number of told tasks that one look is for."""
+IN_TURN_MAX = 5_000
+"""Maximum number of other tasks that one look is for, if an own worker tells of most ends. All have their turn."""
 MISSED_S = 2.0
 """Number of seconds after which a task that no look has found counts as gone. A look may miss one that becomes a dead
 letter."""
@@ -69,6 +73,8 @@ class AsksForTasks(Protocol):
         """Cancel those tasks that no worker holds."""
 
 
+Call = TaskFuture | MappedCall
+"""What waits for a call's end."""
 StartWorker = Callable[[Callable[[list[str]], object]], StartedWorker]
 """Start an own worker, which tells ids of tasks that it is done with."""
 
@@ -91,20 +97,22 @@ class PendingCalls:
         """Held while what was gathered is inserted."""
         self._inserts = 0
         """Number of inserts under way: a worker may tell of their tasks before their ids are known here."""
-        self._futures: WeakTable[TaskFuture, None] = WeakTable()
-        """All futures that somebody has, for a forked child to end."""
+        self._futures: WeakTable[TaskFuture | MappedCalls, None] = WeakTable()
+        """All futures that somebody has, and the calls of each `map`, for a forked child to end."""
         self.has_gathered = False
         self._gathered: dict[TaskFuture, Any] = {}
         """The calls that are not inserted yet, with their payloads."""
         self._gathered_at = self._last_at = 0.0
-        self._pending: dict[str, TaskFuture] = {}
+        self._pending: dict[str, Call] = {}
         """The calls whose tasks are in the queue, by the ids of these."""
         self._told: dict[str, float] = {}
         """Ids of tasks of which a worker has told, and whose ends the queue has not shown yet; and when it has told."""
-        self._unwanted: list[TaskFuture] = []
+        self._unwanted: list[Call] = []
         """Calls to cancel."""
         self._look_at = self._told_look_at = self._rested_at = 0.0
         self._ended_at = self._told_at = 0.0
+        self._turn = 0
+        """How many of the pending calls come before those that are looked at next."""
         self._is_hurried = self._is_shut = self._is_leaving = self._cancels = False
         self._error: Exception | None = None
         """Why no call is taken any more."""
@@ -134,20 +142,21 @@ class PendingCalls:
             self.has_gathered = True
         return future
 
-    def insert(self, payloads: Sequence[Any]) -> list[TaskFuture]:
-        """Insert calls now, as `insert_many` does."""
+    def insert(self, payloads: Sequence[Any]) -> list[MappedCall]:
+        """Insert calls now, as `insert_many` does. Return them in their order."""
+        made = MappedCalls(len(payloads))
         with self._changed:
             self._begin()
             self._inserts += 1  # a shutdown meanwhile waits for these calls, too
+            self._futures[made] = None
         try:
             self.hurry()
-            futures = [TaskFuture(self) for _ in payloads]
-            self._insert_now(futures, payloads)
+            self._insert_now(made.each, payloads)
         finally:
             with self._changed:
                 self._inserts -= 1
                 self._changed.notify()
-        return futures
+        return made.each
 
     def hurry(self) -> None:
         """Insert at once what was gathered."""
@@ -175,10 +184,10 @@ class PendingCalls:
                 self._changed.notify()
         return True
 
-    def cancel_soon(self, futures: Iterable[TaskFuture]) -> None:
+    def cancel_soon(self, calls: Iterable[Call]) -> None:
         """Have calls cancelled, as far as no worker holds them, without waiting for that."""
         with self._changed:
-            self._unwanted += [future for future in futures if not future.done()]
+            self._unwanted += [call for call in calls if not call.done()]
             self._changed.notify()
 
     def shut(self, cancels: bool) -> SideThread | None:
@@ -216,28 +225,32 @@ class PendingCalls:
         if self._is_shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def _insert_now(self, futures: Collection[TaskFuture], payloads: Sequence[Any]) -> None:
+    def _insert_now(self, calls: Collection[Call], payloads: Sequence[Any]) -> None:
         """Insert calls, and wait for what comes of them from now on."""
         with self._changed:
             self._inserts += 1
-        more: dict[str, TaskFuture] = {}
+        more: dict[str, Call] = {}
         try:
             refs: list[TaskRef] = self._queue.insert_many(payloads, refs=True)
-            for future, ref in zip(futures, refs, strict=True):
-                future.ref = ref
-                more[ref.id] = future
+            for call, ref in zip(calls, refs, strict=True):
+                call.ref = ref
+                more[ref.id] = call
         finally:
             with self._changed:
                 self._inserts -= 1
-                for future in futures:
-                    self._futures[future] = None
+                was_idle = not self._pending
                 self._pending |= more
                 if self._cancels:
                     self._unwanted += more.values()
                 self._ended_at = self._now()
                 if self._start_worker is None:
                     self._look_at = max(self._rested_at, min(self._look_at, self._ended_at + LOOK_S[0]))
+                elif was_idle:  # the own worker tells of its tasks
+                    self._look_at = max(self._look_at, self._ended_at + LOOK_S[1])
                 self._changed.notify()
+                error = self._error
+            if error is not None and more:  # the executor broke meanwhile: nobody else would end these
+                self._break(error)
 
     def _tell(self, ids: list[str]) -> None:
         """Take in that a worker is done with tasks."""
@@ -291,7 +304,7 @@ class PendingCalls:
 
     def _due_at(self) -> float:
         """Return when there is something to do, on the monotonic clock."""
-        if self._is_hurried or self._unwanted or self._is_over():
+        if self._is_hurried or self._unwanted or self._is_over() or self._lacks_worker():
             return 0.0
         due = [self._now() + (CHECK_S if self._worker is not None else 60.0)]
         if self._gathered:
@@ -316,17 +329,17 @@ class PendingCalls:
                 for future in gathered:
                     future.set_exception(error)
 
-    def _cancel(self, unwanted: Iterable[TaskFuture]) -> None:
+    def _cancel(self, unwanted: Iterable[Call]) -> None:
         """Cancel calls, as far as no worker holds them."""
         ids = []
-        for future in unwanted:
+        for call in unwanted:
             with self._changed:
-                is_gathered = self._gathered.pop(future, self) is not self
+                is_gathered = isinstance(call, TaskFuture) and self._gathered.pop(call, self) is not self
                 self.has_gathered = bool(self._gathered)
             if is_gathered:
-                future.was_cancelled()
-            elif future.ref is not None and future.ref.id in self._pending:
-                ids.append(future.ref.id)
+                call.was_cancelled()
+            elif call.ref is not None and call.ref.id in self._pending:
+                ids.append(call.ref.id)
         if ids:
             self._ask(lambda: self._queue.cancel(ids))
             self._look_at = 0.0
@@ -336,17 +349,14 @@ class PendingCalls:
         now = self._now()
         if self._told and now >= self._told_look_at:
             with self._changed:
-                ids = [one for one in [*self._told][:LOOKS_AT_ONCE] if one in self._pending]
-                if not self._inserts:  # what is unknown is not this executor's, or its end was seen already
-                    pending = self._pending
-                    self._told = {one: at for one, at in self._told.items() if one in pending and now - at < TOLD_S}
+                ids = self._next_told(now)
             has_found = self._look_for(ids)
             after = self._now()
             self._told_at = after if has_found else self._told_at
             self._told_look_at = _next(now, after, self._told_at, TOLD_LOOK_S)
         if self._pending and now >= self._look_at:
             with self._changed:
-                ids = [*self._pending]
+                ids = self._next_in_turn()
             has_found, after = self._look_for(ids), self._now()
             self._ended_at = after if has_found else self._ended_at
             self._rested_at = after + (after - now) * (1 / LOOK_SHARE - 1)
@@ -356,30 +366,67 @@ class PendingCalls:
             ):  # which tells of its tasks: a look at all is for those of others
                 self._look_at = max(self._look_at, after + LOOK_S[1])
 
+    def _next_told(self, now: float) -> list[str]:
+        """Return at which of the told tasks to look, and have the others come before them the next time."""
+        told, pending = self._told, self._pending
+        ids = [*islice((one for one in told if one in pending), LOOKS_AT_ONCE)]
+        again = {one: at for one in ids if now - (at := told.pop(one)) < TOLD_S}
+        if not self._inserts:  # what is unknown is not this executor's, or its end was seen already
+            told = {one: at for one, at in told.items() if one in pending}
+        self._told = told | again
+        return ids
+
+    def _next_in_turn(self) -> list[str]:
+        """Return which tasks to look at, told of or not: all; some of many, if an own worker tells of most ends.
+
+        Those that a look has missed are looked at each time.
+        """
+        ids = [*self._pending]
+        if self._worker is None or len(ids) <= IN_TURN_MAX:
+            return ids
+        first = self._turn if self._turn < len(ids) else 0
+        some = ids[first : first + IN_TURN_MAX]
+        self._turn = first + len(some)
+        return [*dict.fromkeys([*some, *(one for one in self._missed if one in self._pending)])]
+
     def _look_for(self, ids: list[str]) -> bool:
         """Look at tasks, and settle the futures of those that have ended. Return whether there was one."""
         found = self._ask(lambda: self._queue.results_of(ids)) if ids else None
         if found is None:
             return False
         now = self._now()
-        for one in ids:
-            if one in found:
-                self._missed.pop(one, None)
-            else:
-                self._missed.setdefault(one, now)
+        if len(found) < len(ids) or self._missed:
+            for one in ids:
+                if one in found:
+                    self._missed.pop(one, None)
+                else:
+                    self._missed.setdefault(one, now)
         ended: list[tuple[str, Result | None]] = [
             (one, result) for one, result in found.items() if result.state in _ENDED
         ]
         ended += [(one, None) for one, since in self._missed.items() if now - since >= MISSED_S]
-        for one, result in ended:
-            with self._changed:
-                self._told.pop(one, None)
-                self._missed.pop(one, None)
-                future = self._pending.pop(one, None)
-            if future is not None:
-                _settle(future, one, result)
+        self._settle_all(ended)
         self._deaths = 0 if ended else self._deaths
         return bool(ended)
+
+    def _settle_all(self, ended: Iterable[tuple[str, Result | None]]) -> None:
+        """End the calls whose tasks have ended. None: nothing is known of the task any more."""
+        calls: list[tuple[Call, str, Result | None]] = []
+        with self._changed:
+            for one, result in ended:
+                self._told.pop(one, None)
+                self._missed.pop(one, None)
+                call = self._pending.pop(one, None)
+                if call is not None:
+                    calls.append((call, one, result))
+        calls.reverse()
+        try:
+            while calls:
+                _settle(*calls.pop())
+        finally:
+            if calls:  # a callback has raised what ends this thread: the others end with the executor
+                with self._changed:
+                    self._pending |= {one: call for call, one, _ in calls}
 
     def _ask(self, act: Callable[[], Any]) -> Any:
         """Ask the queue. Return None if its filesystem does not answer now. If the queue is gone, break."""
@@ -395,17 +442,22 @@ class PendingCalls:
         """Take no more calls, and end those that have not ended with an error."""
         with self._changed:
             self._error = error
-            futures = [*self._gathered, *self._pending.values()]
+            calls: list[Call] = [*self._gathered, *self._pending.values()]
             ids = [*self._pending]
             self._gathered, self._pending, self.has_gathered = {}, {}, False
             self._told.clear()
         with suppress(FsqueueError):
             self._queue.cancel(ids)
-        for future in futures:
+        for call in calls:
             with suppress(concurrent.futures.InvalidStateError):
-                future.set_exception(error)
+                call.set_exception(error)
 
     # -- the own worker ----------------------------------------------------------------------------------------------
+
+    def _lacks_worker(self) -> bool:
+        """Return whether the own worker is to be started for the first time: its start takes as long as many calls."""
+        is_first = self._start_worker is not None and self._worker is None and self._error is None
+        return is_first and bool(self._pending or self._inserts)
 
     def _check_worker(self) -> None:
         """Start the own worker, or another one in the place of one that has ended. Break if that helps no more."""
@@ -479,20 +531,20 @@ def _next(began: float, ended: float, since: float, bounds_s: tuple[float, float
     return ended + max(pause_s, (ended - began) * (1 / LOOK_SHARE - 1))
 
 
-def _settle(future: TaskFuture, task_id: str, result: Result | None) -> None:
-    """End a future as its task has ended."""
+def _settle(call: Call, task_id: str, result: Result | None) -> None:
+    """End a call as its task has ended."""
     if result is None:
-        future.set_exception(
+        call.set_exception(
             TaskNotFound(
                 f"Nothing is known of the task {task_id} any more: its queue was purged, it was retried as another "
                 "task, or its history was removed. It has no result here."
             )
         )
     elif result.state == COMPLETED:
-        future.set_result(result.result)
+        call.set_result(result.result)
     elif result.state == CANCELLED:
-        future.was_cancelled()
+        call.was_cancelled()
     else:
-        future.set_exception(
+        call.set_exception(
             TaskFailed(f"The call was given up after {counted(result.attempts, 'attempt')}: {result.error}", result)
         )

@@ -30,6 +30,8 @@ VOID = b"~\n"
 
 def to_ranges(tasks: Sequence[int]) -> list[Range]:
     """Return task indices as half-open ranges, in ascending order."""
+    if len(tasks) == 1:
+        return [[tasks[0], tasks[0] + 1]]
     ordered = sorted(tasks)
     if ordered == list(range(ordered[0], ordered[-1] + 1)):  # as in most cases; and one task
         return [[ordered[0], ordered[-1] + 1]]
@@ -225,8 +227,11 @@ def used(record: dict[str, Any], index: int) -> tuple[int, int] | None:
 
 def usage(found: Any) -> tuple[int, int] | None:
     """Return `[CPU_MS,PEAK_KIB]` as a pair; None for anything else."""
-    if type(found) is list and len(found) == 2 and all(type(each) is int and 0 <= each <= TIME_MAX for each in found):
-        return found[0], found[1]
+    if type(found) is not list or len(found) != 2:
+        return None
+    cpu_ms, peak_kib = found
+    if type(cpu_ms) is type(peak_kib) is int and 0 <= cpu_ms <= TIME_MAX and 0 <= peak_kib <= TIME_MAX:
+        return cpu_ms, peak_kib
     return None
 
 

@@ -226,7 +226,7 @@ class ReplayState(States):
                             results[start] = result
                             more -= 1
                         if more or self.used:  # what an earlier attempt used is forgotten
-                            _keep_work(self, record, [start])
+                            _keep_work_of_one(self, record, start)
                         continue
                 except (KeyError, TypeError, ValueError, IndexError):
                     pass  # several ranges, or a record that may not apply: nothing was changed
@@ -409,6 +409,22 @@ def _keep_work(replay_state: ReplayState, record: Record, done: list[int]) -> No
         replay_state.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
     if "used" in record or replay_state.used:
         _note_used(replay_state, record, done)
+
+
+def _keep_work_of_one(replay_state: ReplayState, record: Record, index: int) -> None:
+    """Keep what `_keep_work` keeps, of a record that names one task alone, in one range."""
+    took = record.get("took")
+    if took is not None:
+        if type(took) is list:
+            took = took[0] if took else None
+        if type(took) is int and 0 <= took <= movements.TIME_MAX:
+            replay_state.took[index] = took
+    given = record.get("used")
+    used = movements.usage(given[0]) if type(given) is list and given else None
+    if used is not None:
+        replay_state.used[index] = used
+    elif replay_state.used:
+        replay_state.used.pop(index, None)
 
 
 _OF_ONE = frozenset(("op", "at", "lease", "tasks", "result", "took", "used"))

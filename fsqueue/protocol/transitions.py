@@ -256,7 +256,7 @@ def complete(
                     lease,
                     [index],
                     data,
-                    **(worktimes.work_fields(work, locked, [index], at) if is_measured else {}),
+                    **(worktimes.work_fields_of_one(work, locked, index, at) if is_measured else {}),
                 )
                 for index, data in own.items()
             )
@@ -294,7 +294,7 @@ def work_fields_of(locked: LockedBatch, task: LeasedTask, at: int) -> Record:
     """Return the fields `took` and `used` for the record that completes a task; none if its work was not measured."""
     if task.began is None and task.used is None and task.took_s is None:
         return {}
-    return worktimes.work_fields(worktimes.measure_work([task]), locked, [task.index], at)
+    return worktimes.work_fields_of_one(worktimes.measure_work([task]), locked, task.index, at)
 
 
 def check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:

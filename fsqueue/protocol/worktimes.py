@@ -61,6 +61,20 @@ def work_fields(work: Worked, locked: LockedBatch, tasks: Sequence[int], at: int
     return found
 
 
+def work_fields_of_one(work: Worked, locked: LockedBatch, index: int, at: int) -> dict[str, Any]:
+    """Return what `work_fields` returns, for a record that ends the lease of one task."""
+    found: dict[str, Any] = {}
+    place = locked.batch, index
+    if (ms := work.ms.get(place)) is not None:
+        holder = locked.replay_state.holder[index]
+        held = max(0, at - holder.at) if holder is not None else 0
+        if abs(held - ms) > max(LEAST_MS, held // LEAST_SHARE):
+            found["took"] = ms
+    if (used := work.used.get(place)) is not None:
+        found["used"] = [[*used]]
+    return found
+
+
 def took_field(
     times: Mapping[tuple[Batch, int], int], locked: LockedBatch, tasks: Sequence[int], at: int
 ) -> int | list[int] | None:

@@ -108,21 +108,35 @@ def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
             batch, index = names.parse_task_id(result.id)
             if index in wanted.get(batch, ()):
                 found[result.id] = result
-                wanted[batch].discard(index)
-                if not wanted[batch]:
-                    del wanted[batch]
+                take_out(batch, [index])
+
+    def take_out(batch: Batch, indices: Iterable[int]) -> None:
+        wanted[batch].difference_update(indices)
+        if not wanted[batch]:
+            del wanted[batch]
+
+    def take_ended(ended: FinishedBatch) -> None:
+        """Take the completed and the cancelled tasks of a batch."""
+        if indices := _completed_of(ended, sorted(wanted.get(ended.batch, ()))):
+            found.update((result.id, result) for result in map(Result._make, zip(*_rows(ended, indices), strict=True)))
+            take_out(ended.batch, indices)
+        if ended.replay_state.done[CANCELLED]:
+            take(info.as_result() for info in inspection.cancelled_of(store, ended))
 
     for batch, indices in [*wanted.items()]:
-        take(info.as_result() for info in inspection.unfinished(store, batch, indices).values())
+        unfinished = inspection.unfinished(store, batch, indices)
+        found.update((info.id, info.as_result()) for info in unfinished.values())
+        if unfinished:
+            take_out(batch, unfinished)
     buried: list[Result] = []
     keeps_history = store.settings.keep_history
     for at_work in inspection.with_outcomes(store, [*wanted]):
         if keeps_history:
-            take(_ended(store, at_work))
+            take_ended(at_work)
         left = {names.task_id(at_work.batch, index) for index in wanted.get(at_work.batch, ())}
         buried += (info.as_result() for info in inspection.buried_of(store, at_work) if info.id in left)
-    for ended in finished.batches(store, only=[*wanted]) if keeps_history else ():
-        take(_ended(store, ended))
+    for ended in finished.batches(store, offsets=False, only=[*wanted]) if keeps_history else ():
+        take_ended(ended)
     for shard in sorted({store.layout.shard(batch) for batch in wanted}):
         take(letter.as_result() for letter in deadletters.letters(store, shard))
     if wanted:
@@ -139,21 +153,26 @@ def _ended(store: Store, found: FinishedBatch) -> Iterator[Result]:
 
 def completed(found: FinishedBatch, among: Sequence[int] | None = None) -> Iterator[Result]:
     """Yield the completed tasks of a batch. `among`: these alone of the completed ones, in order."""
-    columns = _completed(found) if among is None else _of_tasks(found, among)
+    columns = _completed(found) if among is None else _rows(found, among)
     return map(Result._make, zip(*columns, strict=True))
 
 
 def _completed(found: FinishedBatch) -> Columns:
     """Return the completed tasks of a batch."""
+    return _rows(found, _completed_of(found, range(found.replay_state.count)))
+
+
+def _completed_of(found: FinishedBatch, indices: Sequence[int]) -> Sequence[int]:
+    """Return those of a batch's tasks that are completed."""
     replay_state = found.replay_state
-    indices: list[int] | range = range(replay_state.count)
-    if replay_state.done[COMPLETED] < replay_state.count:
-        indices = [index for index in indices if replay_state.state[index] == COMPLETED]
-    return _of_tasks(found, indices)
+    count, state = replay_state.count, replay_state.state
+    if replay_state.done[COMPLETED] == count and (not indices or indices[-1] < count):
+        return indices
+    return [index for index in indices if index < count and state[index] == COMPLETED]
 
 
-def _of_tasks(found: FinishedBatch, indices: Sequence[int]) -> Columns:
-    """Return these completed tasks of a batch. `indices` are in order."""
+def _rows(found: FinishedBatch, indices: Sequence[int]) -> Columns:
+    """Return completed tasks of a batch. `indices`: theirs, in ascending order."""
     batch, replay_state = found.batch, found.replay_state
     count = len(indices)
     payloads, keys, priorities = found.tasks(indices)

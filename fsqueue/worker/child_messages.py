@@ -102,7 +102,10 @@ def decode_answer(body: bytes) -> ChildAnswer:
     """Return what `encode_answer` was given. Raises Garbled."""
     try:
         verb, value, seconds, cpu_ms, peak_kib, *short = orjson.loads(body)
-        [memory] = map(Memory, short or ("",))
+        memory = Memory.ENOUGH
+        if short:
+            [name] = short
+            memory = Memory(name)
     except (ValueError, TypeError) as error:
         raise Garbled(f"no answer: {error}") from error
     if verb not in VERBS or not isinstance(seconds, float) or not type(cpu_ms) is type(peak_kib) is int:

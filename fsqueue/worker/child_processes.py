@@ -321,6 +321,14 @@ class _Child:
             self.answers = None
 
 
+def _is_open(child: _Child, late: float) -> bool:
+    """Return whether a child may be given something: not if its task began before `late`, or is being ended."""
+    if not child.is_ready or child.distrusted or child.tasks_left <= 0:
+        return False
+    given = child.given
+    return not given or (given[0].began > late and not given[0].doomed)
+
+
 class Children(ProcessExecutor):
     """Runs a handler in child processes, one for each slot at most, which are started as tasks wait for them.
 
@@ -426,20 +434,18 @@ class Children(ProcessExecutor):
         return sum(max(0, min(each - len(child.given), child.tasks_left)) for child in self._open())
 
     def give(self, job: Job) -> bool:
-        child = min(self._open(), key=lambda child: len(child.given), default=None)
-        return child is not None and child.give(job, self.now())
+        now = self.now()
+        chosen: _Child | None = None
+        least = math.inf
+        for child in self._children:
+            if len(child.given) < least and _is_open(child, now - STALL_S):
+                chosen, least = child, len(child.given)
+        return chosen is not None and chosen.give(job, now)
 
     def _open(self) -> list[_Child]:
-        """Return the children to give something to: not those that are at a slow task."""
+        """Return the children to give something to."""
         late = self.now() - STALL_S
-        return [
-            child
-            for child in self._children
-            if child.is_ready
-            and not child.distrusted
-            and child.tasks_left > 0
-            and (not child.given or (child.given[0].began > late and not child.given[0].doomed))
-        ]
+        return [child for child in self._children if _is_open(child, late)]
 
     def at_work(self) -> list[Job]:
         return [child.given[0] for child in self._children if child.given]

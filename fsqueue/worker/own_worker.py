@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import BinaryIO
 
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem.side_threads import SideThread
@@ -34,14 +35,6 @@ def main() -> None:
     for fd in (names, told):
         os.set_inheritable(fd, False)  # what functions start must not keep them
     with os.fdopen(told, "wb", buffering=0) as ended:
-
-        def tell(event: Event) -> None:
-            if event.kind in ENDED:
-                with suppress(OSError):  # the executor is gone
-                    ended.write(f"{event.fields['task']}\n".encode())
-            elif event.text and event.kind not in EXPECTED:
-                logger.warning("%s", event.text)
-
         try:
             worker = Worker(
                 Queue(path),
@@ -49,13 +42,36 @@ def main() -> None:
                 processes=processes,
                 until="forever",
                 stop_after_failures=FAILURES_MAX,
-                tell=tell,
+                tell=EndedTasks(ended),
             )
             SideThread("fsqueue-executor", lambda: _finish_with(worker)).start()
             worker.run()
         except FsqueueError as error:
             logger.error("%s", error)
             sys.exit(1)
+
+
+class EndedTasks:
+    """Tells the executor which tasks have ended, and logs what its user should hear. `ended`: the pipe to it."""
+
+    def __init__(self, ended: BinaryIO) -> None:
+        self._ended = ended
+        self._ids: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        if event.kind in ENDED:
+            self._ids.append(event.fields["task"])
+        elif event.text and event.kind not in EXPECTED:
+            logger.warning("%s", event.text)
+
+    def flush(self) -> None:
+        """Tell of the tasks that have ended since the last time."""
+        if self._ids:
+            lines, self._ids = "\n".join([*self._ids, ""]).encode(), []
+            with suppress(OSError):  # the executor is gone
+                while lines:
+                    lines = lines[self._ended.write(lines) :]
 
 
 def _finish_with(worker: Worker) -> None:

@@ -72,7 +72,10 @@ class Event:
 
 
 Tell = Callable[[Event], object]
-"""What a worker is given to be heard. It is called in a thread of its own, one event at a time."""
+"""What a worker is given to be heard. It is called in a thread of its own, one event at a time.
+
+If it has a method `flush`, that is called after the last one of some events that are told together.
+"""
 
 
 def nobody(event: Event) -> None:
@@ -84,6 +87,7 @@ class Teller:
 
     def __init__(self, do: Callable[[Callable[[], object]], object], tell: Tell) -> None:
         self._do, self._tell = do, tell
+        self._at_end: Callable[[], object] | None = getattr(tell, "flush", None)
         self._events: list[Event] = []
 
     def say(self, kind: str, text: str, **fields: Any) -> None:
@@ -108,10 +112,16 @@ class Teller:
             except Exception as error:  # what listens must not end the worker
                 logger.debug("an event could not be told: %s", error, exc_info=True)
             end_in_child(depth)
+        if self._at_end is not None:
+            try:
+                self._at_end()
+            except Exception as error:
+                logger.debug("events could not be told: %s", error, exc_info=True)
+            end_in_child(depth)
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
         """Record what became of an attempt at a task, for programs: if there are any."""
         if self._tell is nobody:
             return
-        where = {"task": task.id, "attempt": task.attempt, "queue": str(task.queue.path)}
-        self.say(kind, "", **where, seconds=round(seconds, 6), **fields)
+        where = {"task": task.id, "attempt": task.attempt, "queue": str(task.queue.path), "seconds": round(seconds, 6)}
+        self._events.append(Event(kind, "", where | fields if fields else where))

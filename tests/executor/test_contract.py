@@ -142,6 +142,24 @@ def test_what_a_call_of_a_map_raises_is_raised_where_its_result_comes(working: W
     until(lambda: working.queue.status().waiting == 0, "the call that has not begun to be cancelled")
 
 
+def test_a_map_whose_iterator_is_closed_cancels_what_has_not_begun(working: Working) -> None:
+    results = working.executor.map(same, [1, 2, 3])
+    working.step()
+    assert next(results) == 1
+    results.close()  # type: ignore[attr-defined]
+    until(lambda: working.queue.status().waiting == 0, "the calls to be cancelled")
+    assert working.queue.status().completed == 1
+
+
+def test_a_call_of_a_map_that_is_cancelled_in_the_queue_raises_where_its_result_comes(working: Working) -> None:
+    results = working.executor.map(same, [1, 2])
+    working.step()
+    assert working.queue.cancel([task.id for task in working.queue.tasks("waiting")]) == 1
+    assert next(results) == 1
+    with pytest.raises(cf.CancelledError):
+        next(results)
+
+
 def test_a_map_raises_timeout_error_when_its_time_is_over(working: Working) -> None:
     results = working.executor.map(same, [1, 2], timeout=0)
     with pytest.raises(TimeoutError):

@@ -21,7 +21,11 @@ import pytest
 
 import fsqueue
 from fsqueue import Executor, ForkedChild, InvalidArgument, Queue, QueueNotFound, TaskFailed, functions
+from fsqueue.executor import pending_calls
+from fsqueue.executor.mapped_calls import MappedCalls
 from fsqueue.worker import started_worker
+from fsqueue.worker.own_worker import EndedTasks
+from fsqueue.worker.report import Event
 from tests.concurrency.processes import together
 from tests.executor import called
 from tests.house.source import TOP
@@ -127,6 +131,25 @@ def test_an_executor_whose_worker_cannot_live_is_broken(queue: Queue, monkeypatc
                 future.result(PATIENCE_S)
         with pytest.raises(cf.BrokenExecutor):
             executor.submit(called.add, 1, 2)
+    assert queue.status().remaining == 0
+
+
+def test_calls_that_are_inserted_while_the_executor_breaks_end_with_its_error(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = Executor(queue, workers=1)
+    insert_many = Queue.insert_many
+
+    def broken_meanwhile(self: Queue, payloads: Any, **named: Any) -> Any:
+        refs = insert_many(self, payloads, **named)
+        executor._calls._break(cf.BrokenExecutor("meanwhile"))
+        return refs
+
+    monkeypatch.setattr(Queue, "insert_many", broken_meanwhile)
+    results = executor.map(called.add, [1, 2], [1, 1])
+    with pytest.raises(cf.BrokenExecutor, match="meanwhile"):
+        next(results)
+    executor.shutdown()
     assert queue.status().remaining == 0
 
 
@@ -281,6 +304,66 @@ def test_a_forked_child_is_told_that_the_calls_are_its_parent_s(queue: Queue) ->
     executor.shutdown()
     assert not is_there(worker)
     assert told == [os.getpid()]
+
+
+def test_a_forked_child_has_no_results_of_a_map(queue: Queue) -> None:
+    with Executor(queue, workers=1) as executor:
+        results = executor.map(called.add, [1, 2], [1, 1])
+
+        def child() -> bool:
+            with pytest.raises(ForkedChild):
+                print([*results])
+            return True
+
+        assert together((child,)) == [True]
+        assert [*results] == [2, 3]
+
+
+def test_each_call_has_its_turn_to_be_looked_at_if_the_worker_tells_of_none(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_calls, "IN_TURN_MAX", 7)
+    monkeypatch.setattr(pending_calls, "LOOK_S", (0.001, 0.001))
+    monkeypatch.setattr(pending_calls.PendingCalls, "_tell", lambda self, ids: None)
+    with Executor(queue, workers=2) as executor:
+        assert [*executor.map(called.add, range(100), range(100), timeout=PATIENCE_S)] == [*range(0, 200, 2)]
+        futures = [executor.submit(called.raises, str(number)) for number in range(20)]
+        assert [type(future.exception(PATIENCE_S)) for future in futures] == [TaskFailed] * 20
+
+
+def test_of_more_calls_than_one_look_is_for_none_is_forgotten_of_which_the_worker_tells(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_calls, "LOOKS_AT_ONCE", 3)
+    monkeypatch.setattr(pending_calls, "TOLD_S", 3600.0)
+    monkeypatch.setattr(pending_calls, "LOOK_S", (3600.0, 3600.0))
+    with Executor(queue, workers=2) as executor:
+        assert [*executor.map(called.add, range(200), range(200), timeout=PATIENCE_S)] == [*range(0, 400, 2)]
+
+
+def test_each_told_task_is_looked_at_however_long_ago_that_was(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The insert of many calls may take longer than the worker takes for the first ones."""
+    monkeypatch.setattr(pending_calls, "LOOKS_AT_ONCE", 2)
+    executor = Executor(queue)
+    calls = pending_calls.PendingCalls(executor, queue, None, lambda: None)
+    names = ["a", "b", "c", "d", "e"]
+    calls._pending = {name: MappedCalls(1).each[0] for name in names}
+    calls._told = {"unknown": 0.0, **dict.fromkeys(names, 0.0)}
+    looks = [calls._next_told(now) for now in (0.5, 100.0, 100.0)]
+    assert looks == [["a", "b"], ["c", "d"], ["e", "a"]]
+    assert calls._next_told(100.0) == ["b"], "it was told of at the time of its first look"
+    assert calls._told == {}
+
+
+def test_what_a_worker_tells_of_together_it_writes_at_once(tmp_path: Path) -> None:
+    with open(tmp_path / "ended", "wb", buffering=0) as file:
+        tell = EndedTasks(file)
+        for kind, task in ("completed", "a.1"), ("failed", "a.2"), ("put-back", "a.3"), ("given-up", "a.4"):
+            tell(Event(kind, "", {"task": task}))
+        assert not (tmp_path / "ended").read_bytes()
+        tell.flush()
+        tell.flush()
+    assert (tmp_path / "ended").read_bytes() == b"a.1\na.2\na.4\n"
 
 
 # -- names ----------------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ LOOPS = {
         "fsqueue.worker.child_processes.Children.close": "a worker's children",
         "fsqueue.worker.reclaiming.reclaim": "a queue whose filesystem is away: leases of a killed worker",
         "fsqueue.worker.spawning.Process.reap": "a command",
+        "fsqueue.executor.mapped_calls.MappedCalls.wait": "a call of a `map`",
         "fsqueue.executor.pending_calls.PendingCalls._step": "whatever an executor waits for",
         "fsqueue.executor.pending_calls.PendingCalls._end_worker": "the worker that an executor has started",
         "fsqueue.worker.supervision.Supervisors._answer": "a fork server",
