@@ -49,7 +49,14 @@ class Clone:
         places = [programs / name for name in ("ruff", "codespell", "mypy", "python")]
         places += [
             path / "scripts" / name
-            for name in ("setup-chromium", "setup-groff", "lab/setup", "test-oldest-spark", "check-release")
+            for name in (
+                "setup-chromium",
+                "setup-groff",
+                "lab/setup",
+                "test-oldest-spark",
+                "check-release",
+                "check-container",
+            )
         ]
         for place in places:
             place.write_text(PROGRAM)
@@ -152,6 +159,7 @@ def test_the_gate_leaves_out_what_is_thorough_and_all_does_not(clone: Clone) -> 
     calls = clone.run("--all")[1]
     assert any(call.startswith("test-oldest-spark") for call in calls)
     assert any(call.startswith("check-release") for call in calls)
+    assert any(call.startswith("check-container") for call in calls)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
