@@ -62,9 +62,9 @@ class Campaign:
     forever: bool
     """Whether the workers wait for more tasks when the queues are drained."""
     sbatch: list[str]
-    """The command that submits a job, but for its name, and what it depends on."""
+    """What is given of the command that submits a job: of Slurm all but the name, and what it depends on."""
     directory: str
-    """Where sbatch works: names of files are relative to it."""
+    """Where that command works: names of files are relative to it."""
     warned_s: int
     """How long before their limit the workers hear of it, in seconds."""
     stops: int
@@ -74,13 +74,16 @@ class Campaign:
     replaces: bool = True
     """Whether each job submits its successor. If not, a job has no first step."""
     scheduler: str = "slurm"
+    """The name of its controller."""
+    script_bytes: int | None = None
+    """How many bytes follow the second line of a user's script; None: all. LSF may execute more than that."""
     max_runtime_s: float | None = None
     """How long a worker works at most, if its script says so; None: as long as its job lasts."""
 
     @property
     def stop_command(self) -> str:
         """Return what ends the campaign."""
-        return f"fsqueue {'slurm' if self.scheduler == 'slurm' else 'resubmit'} --stop"
+        return f"fsqueue {self.scheduler} --stop"
 
     def job_name(self, slot: int) -> str:
         """Return the name of all jobs of a slot."""
@@ -89,12 +92,6 @@ class Campaign:
     def slot_jobs(self, jobs: Mapping[str, list[tuple[str, bool]]]) -> list[list[tuple[str, bool]]]:
         """Return the jobs of each slot: id, and whether it waits."""
         return [jobs.get(self.job_name(slot), []) for slot in range(self.slots)]
-
-    def words(self, slot: int, depends_on: str, pause_s: float) -> list[str]:
-        """Return the command that submits a job of a slot. `depends_on`: on what else than its slot's other jobs."""
-        depends = f"{depends_on},singleton" if depends_on else "singleton"
-        begin = [f"--begin=now+{round(pause_s)}"] if pause_s else []
-        return [*self.sbatch, f"--job-name={self.job_name(slot)}", f"--dependency={depends}", *begin]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,7 @@ class Evidence:
     """What is known of how the predecessor has gone, in seconds."""
 
     state: str = ""
-    """What Slurm calls it; "": it knows that job no more."""
+    """What Slurm calls it; "": the scheduler knows that job no more."""
     elapsed_s: float | None = None
     limit_s: float | None = None
     """The time limit of a job."""
@@ -156,9 +153,9 @@ def names_of(queue_id: str) -> re.Pattern[str]:
     return re.compile(rf"(?:.+-{own}[0-9a-f]{{4}}|f{own}[0-9a-f]{{2}})-\d+")
 
 
-def short_name(queue_id: str) -> str:
-    """Return a new campaign's name for schedulers that take names of 15 characters."""
-    return f"f{queue_id[:8]}{os.urandom(1).hex()}"
+def short_name(queue_id: str, is_shared: bool) -> str:
+    """Return a campaign's name for schedulers that take names of 15 characters. `is_shared`: as of `name`."""
+    return f"f{queue_id[:10] if is_shared else queue_id[:8] + os.urandom(1).hex()}"
 
 
 def name(base: str, queue_id: str, is_shared: bool) -> str:

@@ -30,6 +30,8 @@ GROUPS = {
         "run": ("running", "Run a command, or a Python function, for each task."),
         "slurm": ("slurm", "Submit an array job of workers to Slurm."),
         "pbs": ("pbs", "Submit a script of workers to PBS that replace themselves."),
+        "lsf": ("lsf", "Submit a script of workers to LSF that replace themselves."),
+        "sge": ("sge", "The same for Grid Engine."),
         "spark": ("spark", "Queues and Spark: seed, audit, report, drain, requeue."),
         "import": ("importing", "Insert what 'export' has printed, or a FileQueue's tasks."),
     },
@@ -109,7 +111,7 @@ Exit codes:
   0    done
   1    an error, said in a sentence
   2    wrong use, or a bad line of input
-  3    nothing to do: no task is available (lease), changed, moved, to import, or left (slurm, pbs)
+  3    nothing to do: no task is available (lease), changed, moved, to import, or left (slurm, pbs, lsf, sge)
   4    a lease is lost
   5    there is no such queue
   6    update: a lease was lost, or others were in the way; nothing was done

@@ -210,7 +210,7 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 )
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option("--stoppable", is_flag=True,
-              help="End when 'fsqueue slurm --stop Q' (pbs) is typed, once the tasks at work have ended.")  # fmt: skip
+              help="End when 'fsqueue slurm --stop Q' (pbs, lsf, sge) is typed, after the tasks at work.")  # fmt: skip
 @click.option("--stops-before", type=click.IntRange(min=0), metavar="N",
               help="Take --stop for typed before this worker's jobs N times; else, as often as it was.")  # fmt: skip
 @click.option(

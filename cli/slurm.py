@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsqueue.cluster import slurm as controller
+from fsqueue.cluster.slurm import SLURM as controller
+from fsqueue.cluster.slurm import time_limit_s, typed_in
 from fsqueue.format import wording
 from fsqueue.worker import (
     OUTPUTS,
@@ -26,7 +26,7 @@ from fsqueue.worker import (
     no_second_python,
 )
 
-from .campaign import JOBS_MAX, LIMIT_SHARE, Campaign, Capacity, Relay
+from .campaign import JOBS_MAX, Campaign, Capacity, Relay
 from .campaign import name as campaign_name
 from .common import NOTHING_EXIT, example, json_option, path_of, queue_at, search_working_directory
 from .options import OneScreen, takes_value
@@ -66,21 +66,6 @@ NOT_ANEW = {
     "-a": "--array", "-W": "--wait", "-H": "--hold", "-M": "--clusters", "-I": "--immediate", "--test-only": "",
 }  # fmt: skip
 """Options of sbatch, by their short names, that jobs with slots cannot have: those of --resubmit and --fill."""
-_SLURM = re.compile(r"SLURM_|SLURMD_|SRUN_|SBATCH_(?:CPU|MEM)_BIND|PMI_|PMI2_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
-"""Matches what Slurm and the launchers of MPI set in a job and its steps.
-
-SBATCH_*, such as SBATCH_ACCOUNT, is what users ask sbatch for. Only the bindings among them are set by Slurm.
-PMIX_MCA_* and OMPI_MCA_* are settings of users and sites.
-"""
-_USERS = {
-    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET",
-    "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_DEBUG_FLAGS", "SLURM_EXIT_ERROR", "SLURM_EXIT_IMMEDIATE",
-}  # fmt: skip
-"""What users and sites set to reach Slurm, or to have it print otherwise. sbatch itself needs the former."""
-_DEVICES = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
-            "GPU_DEVICE_ORDINAL"}  # fmt: skip
-"""What Slurm sets for the GPUs of a job. A new job with GPUs gets its own; one without must not see the outer job's."""
-_HAS_DEVICES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
 
 
 class Submission(OneScreen):
@@ -320,10 +305,10 @@ def slurm(
         )
     if launcher:
         complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
-    outer = outer_variables(os.environ)
+    outer = controller.outer_variables(os.environ)
     if outer:
         complain(
-            f"this is typed in job {job_of(os.environ)}: the new job does not get the "
+            f"this is typed in job {typed_in(os.environ)}: the new job does not get the "
             f"{wording.counted(len(outer), 'variable')} of that one (SLURM_* and such; what you set as SBATCH_* stays)"
         )
     submission = Submitted(
@@ -337,8 +322,10 @@ def slurm(
         campaign = _campaign(submission, given, opened, paths, most, options, stops_before, fill is not None)
         slots, reckoned = list(range(campaign.slots)), None
         if fill is not None:
+            from .filling import slots_to_fill
+
             campaign = replace(campaign, worker=_capacity(submission.sbatch, campaign, options), replaces=resubmit)
-            slots, reckoned = _slots_to_fill(campaign, opened, only_print)
+            slots, reckoned = slots_to_fill(campaign, opened, controller, only_print, "--time")
         depends_on = _value(given, "-d", "--dependency") or ""
         if only_print:
             for slot in slots:
@@ -384,45 +371,12 @@ def _check_slots(given: list[str], option: str) -> None:
 
 def _capacity(words: list[str], campaign: Campaign, options: dict[str, Any]) -> Capacity:
     """Return what the worker of a job can do. UsageError if its options do not tell. `words`: the command of sbatch."""
-    at_a_time = options["threads"] or options["jobs"]
-    if at_a_time == AUTO:
-        raise click.UsageError(
-            "--fill has to know how many tasks a worker does at a time, and -j auto tells that only in the job. "
-            "Nothing was submitted. Give a number: -j N"
-        )
+    from .filling import capacity_of
+
     text = _value(words, "-t", "--time") or os.environ.get("SBATCH_TIMELIMIT") or ""
-    limit_s = controller.time_limit_s(text)
-    if limit_s is None:
-        said = f"'{text}' is none" if text else "none is given"
-        raise click.UsageError(
-            f"--fill has to know the time limit of a job, and {said}. Nothing was submitted. For example: -t 4:00:00"
-        )
-    work_s = max(limit_s - campaign.warned_s, limit_s * LIMIT_SHARE)
-    return Capacity(at_a_time, limit_s, min(work_s, options["max_runtime_s"] or work_s), options["max_tasks"])
-
-
-def _slots_to_fill(campaign: Campaign, opened: list[Any], only_print: bool) -> tuple[list[int], Reckoning]:
-    """Return the slots to which jobs are submitted, and why. Say so, too. UsageError if no task fits the time limit."""
-    from .worker_need import load_of, reckon, why_none_fits, workers_there
-
-    assert campaign.worker is not None
-    jobs = controller.jobs_by_name()
-    if jobs is None and not only_print:
-        complain(
-            "Slurm does not answer here (squeue), so nobody knows which workers wait. Nothing was submitted. To see "
-            "what would be submitted if none did: --print"
-        )
-        raise click.exceptions.Exit(1)
-    loads = [load_of(queue) for queue in opened]
-    if (why := why_none_fits(loads, campaign.worker)) is not None:
-        raise click.UsageError(f"{why[0].upper()}{why[1:]}. Nothing was submitted. Give a longer --time.")
-    reckoned = reckon(loads, campaign.worker, workers_there(opened, jobs or {}), campaign.slots)
-    empty = [slot for slot, listed in enumerate(campaign.slot_jobs(jobs or {})) if not listed]
-    for queue in opened:
-        if queue.paused is not None:
-            complain(f"{path_of(queue)} is paused: no worker is reckoned for its tasks")
-    complain(str(reckoned))
-    return empty[: reckoned.submitted], reckoned
+    said = f"'{text}' is none" if text else "none is given"
+    why = f"{said}. Nothing was submitted. For example: -t 4:00:00"
+    return capacity_of(options, time_limit_s(text), campaign.warned_s, why)
 
 
 def _campaign(
@@ -462,7 +416,11 @@ def _of_slot(campaign: Campaign, slot: int, submission: Submitted, depends_on: s
     if campaign.replaces:
         first, _, rest = script.partition("\n")
         script = f"{first}\n{script_line(campaign, Relay(slot=slot))}\n{rest}"
-    return replace(submission, sbatch=campaign.words(slot, depends_on, 0.0), script=script)
+    return replace(
+        submission,
+        sbatch=controller.submission(campaign.sbatch, campaign.job_name(slot), depends_on, 0.0),
+        script=script,
+    )
 
 
 def _begin(
@@ -714,22 +672,3 @@ def described(submission: Submitted) -> dict[str, Any]:
 
 def _text(value: str) -> str:
     return os.fsencode(value).decode(errors="replace")
-
-
-def job_of(environment: Mapping[str, str]) -> str:
-    """Return the id of the job that this is typed in; "" outside of jobs."""
-    return environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
-
-
-def outer_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that the job has set in which a command is typed. Outside, all are the user's.
-
-    Slurm hands a submitter's environment on to the new job, where srun reads its variables as options: workers would
-    share the outer step's one processor, or srun would refuse two kinds of memory limits, and none would start.
-    """
-    if not job_of(environment):
-        return []
-    devices = _DEVICES if any(environment.get(name) for name in _HAS_DEVICES) else set()
-    return sorted(
-        name for name in environment if name in devices or (_SLURM.match(name) is not None and name not in _USERS)
-    )

@@ -1,24 +1,29 @@
 """Submit the successors of a job, as the first step of its script; stop that, for `fsqueue slurm --stop`.
 
 docs/decisions/0062-jobs-that-replace-themselves.md has the order of steps, and what a crash between any two leaves.
+They are the same for all schedulers. CONTROLLERS has what differs.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import click
 
 import fsqueue
-from fsqueue.cluster import pbs, slurm
+from fsqueue.cluster.controller import Controller, Jobs
+from fsqueue.cluster.lsf import LSF
+from fsqueue.cluster.pbs import PBS
+from fsqueue.cluster.sge import SGE
+from fsqueue.cluster.slurm import SLURM
 from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.format import wording
 from fsqueue.storage import stops
@@ -40,30 +45,28 @@ from .campaign import (
     why_none_fits,
 )
 from .common import path_of, queue_at
-from .options import seconds_in
 from .printing import complain, print_done, quoted
 from .worker_need import MEASURED_S, load_of, reckon, workers_there
 
 LEAVE = 3
 """Exit code of this step: the job ends, and no worker begins."""
 SUBMIT_S = 60.0
-"""Seconds that sbatch may take. It may have submitted nevertheless: the next look tells."""
+"""Seconds that a submission may take. It may have been taken nevertheless: the next look tells."""
 SPACE_S = 0.2
 """Seconds between two submissions: controllers refuse bursts."""
 FOREGROUND_S = 30.0
 """Seconds for which a worker waits until its job has a successor. Then another process goes on to try."""
 PAUSE_S = (1.0, 300.0)
 """The pause after the first refusal, and the longest, in seconds. Each is times a random number from 0.5 to 1.5."""
-CONTROLLERS: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs}
-"""What asks each scheduler. They have functions of the same names."""
+CONTROLLERS: dict[str, Controller] = {one.name: one for one in (SLURM, PBS, LSF, SGE)}
+"""What submits to each scheduler, by the names that campaigns have for them."""
 MARK = b"#fsqueue "
-"""What the second line of a script begins with that tells a job its campaign, where the user has written the script."""
+"""What a script's second line begins with that tells a job its campaign, where the user has written the script."""
+_TOLD = re.compile(rb"^%s(\{[ -~]*\})$" % MARK, re.MULTILINE)
 ALONE_S = 60.0
 """Seconds for which a job waits until others of its slot have left, which began at the same time."""
 AGAIN = "--again"
 """With this, the step was taken by another process: what is handed on is decided."""
-UNWANTED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"}
-"""What a user may have set for sbatch that a campaign cannot have."""
 
 
 class NotTaken(Exception):
@@ -79,32 +82,30 @@ def script_line(campaign: Campaign, relay: Relay) -> str:
 
 def submission(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> tuple[list[str], bytes]:
     """Return the command that submits a job, and the script on its standard input. Arguments as of `submit`."""
+    controller = CONTROLLERS[campaign.scheduler]
     if campaign.replaces:
         first, _, rest = script.split(b"\n", 2)
-        is_own = campaign.scheduler == "slurm"
-        line = os.fsencode(script_line(campaign, relay)) if is_own else MARK + encode(campaign, relay).encode()
+        is_ours = controller.writes_scripts
+        line = os.fsencode(script_line(campaign, relay)) if is_ours else MARK + encode(campaign, relay).encode()
         script = b"\n".join([first, line, rest])
-    if campaign.scheduler == "slurm":
-        return campaign.words(relay.slot, depends_on, relay.pause_s), script
-    return pbs.submission(campaign.job_name(relay.slot), depends_on, relay.pause_s), script
+    name = campaign.job_name(relay.slot)
+    return controller.submission(campaign.sbatch, name, depends_on, relay.pause_s), script
 
 
 def submit(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> str:
     """Submit a job, and return its id. NotTaken if the scheduler does not take it, or does not answer in time.
 
     `script`: all of it. Its second line is made anew, if the campaign's jobs have a first step. `depends_on`: as of
-    `Campaign.words`.
+    `Controller.submission`.
     """
-    from .slurm import outer_variables
-
+    controller = CONTROLLERS[campaign.scheduler]
     words, script = submission(campaign, relay, script, depends_on)
-    outer = {*outer_variables(os.environ), *UNWANTED}
     try:
         ran = subprocess.run(
             words,
             input=script,
             capture_output=True,
-            env={name: value for name, value in os.environ.items() if name not in outer},
+            env=controller.environment(os.environ),
             cwd=campaign.directory if os.path.isdir(campaign.directory) else None,
             timeout=SUBMIT_S,
             check=False,
@@ -113,11 +114,25 @@ def submit(campaign: Campaign, relay: Relay, script: bytes, depends_on: str) -> 
         raise NotTaken(f"{words[0]} did not answer within {SUBMIT_S:g} s") from None
     except OSError as error:
         raise NotTaken(f"{words[0]} cannot be run here ({error.strerror or error})") from None
-    job: str | None = CONTROLLERS[campaign.scheduler].job_in(ran.stdout.decode(errors="replace"))
+    job = controller.job_in(ran.stdout.decode(errors="replace"))
     if ran.returncode or job is None:
-        lines = ran.stderr.decode(errors="replace").strip().splitlines()
-        raise NotTaken(lines[-1] if lines else f"{words[0]} ended with exit status {ran.returncode}")
+        raise NotTaken(controller.refusal_in(ran.stderr.decode(errors="replace"), ran.returncode))
     return job
+
+
+def told_in(script: bytes) -> str | None:
+    """Return what a job is told, by the file of its script; None if it is not a campaign's."""
+    found = _TOLD.search(script)
+    return None if found is None else found[1].decode()
+
+
+def script_in(data: bytes, campaign: Campaign) -> bytes:
+    """Return the script of a job, by the file that its scheduler executes. That may have more lines around it."""
+    if campaign.script_bytes is None:
+        return data
+    before, _, after = data.partition(b"\n" + MARK)
+    told, _, rest = after.partition(b"\n")
+    return b"\n".join([before.rpartition(b"\n")[2], MARK + told, rest[: campaign.script_bytes]])
 
 
 class Filling:
@@ -138,11 +153,11 @@ class Filling:
             return True
         jobs = self.controller.jobs_by_name()
         if jobs is None:
-            self.refused = f"{self.controller.TITLE} does not tell which jobs there are"
+            self.refused = f"{self.controller.title} does not tell which jobs there are"
             return False
         slots = self.campaign.slot_jobs(jobs)
         is_seen = any(job == self.job for job, _ in slots[self.relay.slot])
-        if not is_seen and (self.controller is not slurm or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"):
+        if not is_seen and not self.controller.may_follow_unseen():
             complain("this site gives jobs other names, so a successor would not be found: no second one is submitted")
             return True
         wanted = due(slots, (self.relay.slot, self.job))
@@ -170,8 +185,10 @@ class Filling:
         """Return what the successor depends on: where the scheduler does not keep jobs of one name apart, on all of
         its slot.
         """
-        others = [] if self.controller is slurm else [job for job, _ in slots[self.relay.slot] if job != self.job]
-        return f"afterany:{':'.join([self.job, *others])}"
+        others = [] if self.controller.keeps_names_apart else [
+            job for job, _ in slots[self.relay.slot] if job != self.job
+        ]  # fmt: skip
+        return self.controller.after([self.job, *others])
 
     def try_for(self, seconds: float) -> bool:
         """Take the steps until they are done, with growing pauses. False if that is not so after this time."""
@@ -189,7 +206,7 @@ class Filling:
         return True
 
 
-def _needed(campaign: Campaign, jobs: Mapping[str, list[tuple[str, bool]]]) -> int:
+def _needed(campaign: Campaign, jobs: Jobs) -> int:
     """Return how many more workers the tasks need, while the user's jobs are these. 0 if that cannot be read."""
     assert campaign.worker is not None
     try:
@@ -201,7 +218,7 @@ def _needed(campaign: Campaign, jobs: Mapping[str, list[tuple[str, bool]]]) -> i
 
 
 def is_stopped(campaign: Campaign) -> bool:
-    """Return whether `fsqueue slurm --stop` was typed since the campaign began. False also if that cannot be read."""
+    """Return whether the campaign was stopped since it began. False also if that cannot be read."""
     try:
         return stops.count(queue_at(campaign.queues[0]).store) != campaign.stops
     except (OSError, FsqueueError, click.ClickException):
@@ -241,7 +258,7 @@ def evidence_of(campaign: Campaign, relay: Relay) -> Evidence:
         shortest_s = _shortest_s(campaign)
     except (OSError, FsqueueError):
         shortest_s = None
-    return Evidence(run[0], seconds_in(run[1]), limit_s, warned_s, shortest_s, run[2])
+    return Evidence(run.state, run.elapsed_s, limit_s, warned_s, shortest_s, run.exit_status)
 
 
 def _shortest_s(campaign: Campaign) -> float | None:
@@ -271,7 +288,7 @@ def begin_job(script_path: str, told: str, is_again: bool) -> int:
     campaign, relay = decode(told)
     job = CONTROLLERS[campaign.scheduler].own_job()
     with open(script_path, "rb") as file:
-        script = file.read()
+        script = script_in(file.read(), campaign)
     if is_again:
         Filling(campaign, relay, script, job, fills=False).try_for(_left_s(campaign))
         return 0
@@ -308,7 +325,7 @@ def begin_job(script_path: str, told: str, is_again: bool) -> int:
     if is_stopped(campaign):  # since the look above
         complain(f"this job ends: the campaign was stopped ({campaign.stop_command})")
         return LEAVE
-    if campaign.scheduler != "slurm" and not is_alone(campaign, relay.slot, job):
+    if not CONTROLLERS[campaign.scheduler].keeps_names_apart and not is_alone(campaign, relay.slot, job):
         complain("this job ends: another one of the same place runs")
         return LEAVE
     return 0
@@ -344,7 +361,7 @@ def _left_s(campaign: Campaign) -> float:
 
 
 def begin_campaign(campaign: Campaign, script: bytes, depends_on: str, slots: Sequence[int]) -> list[str]:
-    """Submit a job to each of these slots, and return their ids. NotTaken if Slurm takes none.
+    """Submit a job to each of these slots, and return their ids. NotTaken if the scheduler takes none.
 
     Those that it refuses for half a minute are left to the first jobs that begin, or to the user. `depends_on`: for all
     of them.
@@ -363,7 +380,7 @@ def begin_campaign(campaign: Campaign, script: bytes, depends_on: str, slots: Se
                 rest = "For the others, repeat the command later."
                 if campaign.replaces:
                     rest = "The first jobs that begin submit those that are missing."
-                taken = f"{CONTROLLERS[campaign.scheduler].TITLE} has taken {wording.counted(len(jobs), 'job')}"
+                taken = f"{CONTROLLERS[campaign.scheduler].title} has taken {wording.counted(len(jobs), 'job')}"
                 complain(f"{taken} of {len(slots):,} ({error}). {rest}")
                 break
             time.sleep(wait_s)
@@ -371,7 +388,7 @@ def begin_campaign(campaign: Campaign, script: bytes, depends_on: str, slots: Se
     return jobs
 
 
-def stop(path: str, now: bool, as_json: bool, controller: ModuleType) -> bool:
+def stop(path: str, now: bool, as_json: bool, controller: Controller) -> bool:
     """Stop the campaigns of a queue, and say what was done. False if the scheduler could not be asked, or did not
     cancel.
     """
@@ -394,7 +411,7 @@ def stop(path: str, now: bool, as_json: bool, controller: ModuleType) -> bool:
         parts.append(f"{wording.counted(len(running), 'running job')} {verb}{_listed(running)}")
     if jobs is None:
         parts = [
-            f"{controller.TITLE} does not answer here, so no job was cancelled. Those that wait end when they begin"
+            f"{controller.title} does not answer here, so no job was cancelled. Those that wait end when they begin"
         ]
     print_done(as_json, said, f"{path_of(queue)}: no more jobs are submitted; {'; '.join(parts)}")
     return is_done

@@ -162,8 +162,8 @@ def workers_there(queues: Sequence[fsqueue.Queue], jobs: Mapping[str, list[tuple
     Jobs of one name run one after the other, so they are one worker.
     """
     pattern = names_of(queues[0].id)
-    own = {name: {job for job, _ in listed} for name, listed in jobs.items() if listed and pattern.fullmatch(name)}
-    ids = set().union(*own.values())
+    own = {name: listed for name, listed in jobs.items() if listed and pattern.fullmatch(name)}
+    ids = {job.partition(".")[0] for listed in own.values() for job, _ in listed}  # of PBS without the server
     others = {
         holder.key
         for queue in queues

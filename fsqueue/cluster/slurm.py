@@ -1,4 +1,4 @@
-"""Ask Slurm when this process's job ends, and whether others' jobs go on. Without Slurm, nothing is known.
+"""Ask Slurm when this process's job ends, and whether others' jobs go on; submit to it. Without it, nothing is known.
 
 Slurm is asked with its own commands, which may be missing, refuse, or hang with their controller: then nothing is
 known. Nothing here raises, and no question takes longer than `ASK_S`.
@@ -9,17 +9,11 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
 
-from fsqueue.interruptions import let_out, suppress
-
-TITLE = "Slurm"
-ASK_S = 5.0
-"""Seconds that a question to Slurm may take: its own commands try for minutes while the controller is away."""
+from fsqueue.cluster.controller import ASK_S, Controller, JobRun, Jobs, answer_of
 
 
 def in_job() -> bool:
@@ -32,11 +26,6 @@ def is_alone_on_nodes() -> bool:
     nodes, tasks = (os.environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_TASKS"))
     is_one_of_many = "SLURM_STEP_ID" in os.environ and tasks not in ("", "1")
     return in_job() and nodes not in ("", "1") and not is_one_of_many
-
-
-def own_job() -> str:
-    """Return the id of the job that this process runs in; "" if it is none."""
-    return os.environ.get("SLURM_JOB_ID", "")
 
 
 @cache
@@ -188,17 +177,21 @@ def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
     return found
 
 
-def number(job: str) -> int:
-    """Return the number of a job. Jobs that were submitted later have larger ones."""
-    return int(job)
+_SLURM = re.compile(r"SLURM_|SLURMD_|SRUN_|SBATCH_(?:CPU|MEM)_BIND|PMI_|PMI2_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
+"""Matches what Slurm and the launchers of MPI set in a job and its steps.
 
-
-def job_in(printed: str) -> str | None:
-    """Return the id of a job in what `sbatch --parsable` prints; None if there is none."""
-    job = printed.strip().partition(";")[0]
-    return job if job.isdecimal() else None
-
-
+SBATCH_*, such as SBATCH_ACCOUNT, is what users ask sbatch for. Only the bindings among them are set by Slurm.
+PMIX_MCA_* and OMPI_MCA_* are settings of users and sites.
+"""
+_USERS = {
+    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET",
+    "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_DEBUG_FLAGS", "SLURM_EXIT_ERROR", "SLURM_EXIT_IMMEDIATE",
+}  # fmt: skip
+"""What users and sites set to reach Slurm, or to have it print otherwise. sbatch itself needs the former."""
+_DEVICES = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+            "GPU_DEVICE_ORDINAL"}  # fmt: skip
+"""What Slurm sets for the GPUs of a job. A new job with GPUs gets its own; one without must not see the outer job's."""
+_HAS_DEVICES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
      "TIMEOUT"}
@@ -206,43 +199,97 @@ _ENDED = frozenset(
 """States of jobs that do not run any more, and will not again."""
 
 
-def jobs_by_name() -> dict[str, list[tuple[str, bool]]] | None:
-    """Return this user's jobs that run or wait, by their names: the id, and whether it waits. None: unknown.
-
-    An element of an array that waits has no entry of its own.
-    """
-    said = ask("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", "--format=%A|%T|%j")
-    if said is None:
-        return None
-    found: dict[str, list[tuple[str, bool]]] = {}
-    for line in said.splitlines():
-        job, state, name = (*line.split("|", 2), "", "")[:3]
-        if name and state not in _ENDED and job.isdecimal():
-            found.setdefault(name, []).append((job, state == "PENDING"))
-    return found
+def typed_in(environment: Mapping[str, str]) -> str:
+    """Return the id of the job in which a command is typed; "" outside of jobs."""
+    return environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
 
 
-def run_of(job: str) -> tuple[str, str, int] | None:
-    """Return the state of a job, for how long it has run as squeue prints it, and its exit status; -1 if that cannot be
-    told. None: Slurm does not know the job.
-    """
-    fields = "--Format=State:|,TimeUsed:|,exit_code:|"
-    said = ask("squeue", "--noheader", "--states=all", f"--jobs={job}", fields) if job.isdecimal() else None
-    state, elapsed, status = (word.strip() for word in (*(said or "").split("|"), "", "", "")[:3])
-    return (state, elapsed, _exit_status(status)) if elapsed else None
+class Slurm(Controller):
+    """Use sbatch, squeue and scancel. Jobs of one name have --dependency=singleton: Slurm runs one at a time."""
+
+    name = "slurm"
+    title = "Slurm"
+    submit_command = "sbatch"
+    cancel_command = "scancel"
+    list_command = "squeue --me"
+    keeps_names_apart = True
+    writes_scripts = True
+    id_variable = "SLURM_JOB_ID"
+    unwanted = frozenset({"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"})
+
+    def may_follow_unseen(self) -> bool:
+        """Return whether this job begins for the first time."""
+        return os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
+
+    def outer_variables(self, environment: Mapping[str, str]) -> list[str]:
+        """Return the names of the variables that the job has set in which a command is typed. Outside, all are the
+        user's.
+
+        Slurm hands a submitter's environment on to the new job, where srun reads its variables as options: workers
+        would share the outer step's one processor, or srun would refuse two kinds of memory limits, and none would
+        start.
+        """
+        if not typed_in(environment):
+            return []
+        devices = _DEVICES if any(environment.get(name) for name in _HAS_DEVICES) else set()
+        return sorted(
+            name for name in environment if name in devices or (_SLURM.match(name) is not None and name not in _USERS)
+        )
+
+    def after(self, jobs: Sequence[str]) -> str:
+        return f"afterany:{':'.join(jobs)}"
+
+    def submission(self, command: Sequence[str], name: str, depends_on: str, pause_s: float) -> list[str]:
+        depends = f"{depends_on},singleton" if depends_on else "singleton"
+        begin = [f"--begin=now+{round(pause_s)}"] if pause_s else []
+        return [*command, f"--job-name={name}", f"--dependency={depends}", *begin]
+
+    def job_in(self, printed: str) -> str | None:
+        """Return the id of a job in what `sbatch --parsable` prints; None if there is none."""
+        job = printed.strip().partition(";")[0]
+        return job if job.isdecimal() else None
+
+    def jobs_by_name(self) -> Jobs | None:
+        """Return this user's jobs that run or wait, by their names. None: unknown.
+
+        An element of an array that waits has no entry of its own.
+        """
+        said = self.ask("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", "--format=%A|%T|%j")
+        if said is None:
+            return None
+        found: Jobs = {}
+        for line in said.splitlines():
+            job, state, name = (*line.split("|", 2), "", "")[:3]
+            if name and state not in _ENDED and job.isdecimal():
+                found.setdefault(name, []).append((job, state == "PENDING"))
+        return found
+
+    def run_of(self, job: str) -> JobRun | None:
+        fields = "--Format=State:|,TimeUsed:|,exit_code:|"
+        said = self.ask("squeue", "--noheader", "--states=all", f"--jobs={job}", fields) if job.isdecimal() else None
+        state, elapsed, status = (word.strip() for word in (*(said or "").split("|"), "", "", "")[:3])
+        return JobRun(state, time_limit_s(elapsed), exit_status_in(status)) if elapsed else None
+
+    def job_end(self) -> float | None:
+        return job_end()
+
+    def cancel(self, jobs: Sequence[str], only_waiting: bool) -> bool:
+        """Cancel jobs by their ids: those that wait, or all. False if Slurm did not do it, or not all of it."""
+        return not jobs or self.ask("scancel", *(["--state=PENDING"] if only_waiting else []), *jobs) is not None
+
+    def ask(self, *command: str) -> str | None:
+        return ask(*command)
 
 
-def _exit_status(text: str) -> int:
-    """Return the exit status that squeue prints: as wait(2) tells it, or as `STATUS:SIGNAL`."""
+SLURM = Slurm()
+
+
+def exit_status_in(text: str) -> int:
+    """Return the exit status that squeue prints: as wait(2) tells it, or as `STATUS:SIGNAL`. -1 for other text."""
     status, _, signalled = text.partition(":")
     if not status.isdecimal():
         return -1
     return int(status) if signalled else int(status) >> 8
-
-
-def cancel(jobs: Sequence[str], only_waiting: bool) -> bool:
-    """Cancel jobs by their ids: those that wait, or all. False if Slurm did not do it, or not all of it."""
-    return not jobs or ask("scancel", *(["--state=PENDING"] if only_waiting else []), *jobs) is not None
 
 
 def ask(*command: str) -> str | None:
@@ -259,35 +306,3 @@ def ask(*command: str) -> str | None:
     if answer.status:
         return "" if "Invalid job id specified" in answer.complaint else None
     return answer.said
-
-
-class Printed(NamedTuple):
-    """What a scheduler's command printed, and its exit status."""
-
-    status: int
-    said: str
-    complaint: str
-
-
-def answer_of(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Printed | None:
-    """Return the answer of a scheduler's command; None if it is not there, or takes longer."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for us
-        )
-    except (OSError, ValueError) as error:
-        let_out(error)
-        return None
-    try:
-        said, complaint = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1)  # no longer: what hangs in a system call does not end before that does
-        return None
-    return Printed(process.returncode, said.decode(errors="replace"), complaint.decode(errors="replace"))

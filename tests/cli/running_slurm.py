@@ -1,7 +1,7 @@
 """A stand-in for Slurm that executes its jobs on this host: sbatch, squeue and scancel on a directory.
 
 Jobs of one name run one after the other, as with --dependency=singleton. All other options are ignored. Called by the
-name of a command it is that command. `slurm_stand_in` is the one that executes nothing, and has faults.
+name of a command it is that command. `scheduler_stand_in` is the one that executes nothing, and has faults.
 """
 
 from __future__ import annotations

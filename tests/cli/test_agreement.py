@@ -75,7 +75,9 @@ DOES_NOT_ASK = {
     **dict.fromkeys(("spark audit", "spark report"), "it reads"),
     **dict.fromkeys(("doctor", "bench", "simulate"), "it works on files of its own"),
     **dict.fromkeys(("create", "insert", "import", "cp", "spark seed"), "it adds, and replaces nothing"),
-    **dict.fromkeys(("map", "run", "slurm", "pbs", "spark drain", "serve"), "it does the work, or has others do it"),
+    **dict.fromkeys(
+        ("map", "run", "slurm", "pbs", "lsf", "sge", "spark drain", "serve"), "it does the work, or has others do it"
+    ),
     **dict.fromkeys(("lease", "complete", "renew", "release", "fail", "bury"), "it acts on its own lease, by a token"),
     **dict.fromkeys(("pause", "resume", "set", "change", "mv"), "the same command takes it back"),
     "barrier": "a script sets it, and it can be cancelled",
@@ -172,6 +174,8 @@ ARGUMENTS = {
     "bench": "DIR --tasks 1 --duration 0.01", "simulate": "--lag 10 --pops 10", "update": "DIR/group --insert a=1",
     "barrier": "DIR/group --of a --then b=1",
     "pbs": "Q DIR/worker.pbs --print",
+    "lsf": "Q DIR/worker.lsf --print",
+    "sge": "Q DIR/worker.sge --print",
     "slurm": "Q --print -- true", "change": "Q ID --delay 0", "import": "Q --from-filequeue DIR/old",
     "cp": "Q DIR/group/cp", "mv": "Q DIR/group/mv",
 }  # fmt: skip
@@ -190,7 +194,8 @@ def test_whatever_prints_data_prints_it_as_json_too() -> None:
 def test_json_is_an_object_a_line(fsqueue_cli: Run, mixed: Queue, tmp_path: Path, name: str) -> None:
     Group.create(tmp_path / "group")
     Files(tmp_path / "old").add()
-    (tmp_path / "worker.pbs").write_text('#!/bin/sh\nfsqueue pbs "$Q" "$0" || exit 0\n')
+    for name in ("pbs", "lsf", "sge"):
+        (tmp_path / f"worker.{name}").write_text(f'#!/bin/sh\nfsqueue {name} "$Q" "$0" || exit 0\n')
     [token] = [task.token for task in mixed.lease()]
     values = {"Q": str(mixed.path), "ID": mixed.peek()[0].id, "TOKEN": token}
     words = [values.get(word, word.replace("DIR", str(tmp_path))) for word in ARGUMENTS.get(name, "Q").split()]

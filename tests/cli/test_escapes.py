@@ -147,7 +147,10 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("wait",): [["Q", "--timeout", "0.01"], [".", "--timeout", "0.01"]],
     ("workers",): [["Q"], ["Q", "--release-dead"], ["Q", "--admit", EVIL], ["Q", "--admit", "EVILNODE"]],
     ("slurm",): [["Q", "-J", EVIL, "--print", "--", "true", EVIL], ["Q", "--", "true"], ["Q", "--", EVIL]],
-    ("pbs",): [["Q", "FILE"], ["Q", EVIL], ["Q", "--stop"], ["Q", "FILE", "--print"]],
+    **{
+        (name,): [["Q", "FILE"], ["Q", EVIL], ["Q", "--stop"], ["Q", "FILE", "--print"]]
+        for name in ("pbs", "lsf", "sge")
+    },
     ("ls",): [["Q"], *(["Q", "--state", state] for state in ("leased", "completed", "dead", "delayed", "cancelled"))],
     ("show",): [["Q", "WAITING"], ["Q", "LEASED"], ["Q", "COMPLETED"], ["Q", "DEAD"], ["Q", "FAILED"], ["Q", "BYTES"]],
     ("results",): [

@@ -1,6 +1,6 @@
-"""slurm --resubmit, --fill: jobs that replace themselves, and as many as are needed, with a stand-in for Slurm.
+"""slurm --resubmit, --fill: what Slurm alone has of it, and what follows from what a job finds.
 
-tests/lab/test_resubmission.py has a real one.
+test_campaigns.py has the steps, with a stand-in for each scheduler. tests/lab/test_resubmission.py has a real Slurm.
 
 The order of steps and the crash table are in docs/decisions/0062-jobs-that-replace-themselves.md.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +31,10 @@ from fsqueue_cli.campaign import (
 from fsqueue_cli.worker_need import Load, Reckoning, load_of, reckon
 
 from fsqueue import Queue, Worker
-from fsqueue.cluster import slurm as controller
+from fsqueue.cluster.slurm import exit_status_in, job_end
 from fsqueue.storage import stops
 from tests.cli.conftest import Run, Spawn
-from tests.cli.slurm_stand_in import StandIn
+from tests.cli.scheduler_stand_in import StandIn
 from tests.waiting import LOOK_AGAIN, until
 
 pytestmark = pytest.mark.once
@@ -45,12 +43,12 @@ pytestmark = pytest.mark.once
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     """A stand-in for Slurm, in the PATH of this process."""
-    made = StandIn.make(tmp_path / "slurm")
+    made = StandIn.make(tmp_path / "slurm", "slurm")
     monkeypatch.setenv("PATH", f"{made.bin}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(successors, "SPACE_S", 0.0)
     monkeypatch.setattr(successors, "PAUSE_S", (0.01, 0.02))
-    controller.job_end.cache_clear()
+    job_end.cache_clear()
     return made
 
 
@@ -70,17 +68,12 @@ def step(slurm: StandIn, monkeypatch: pytest.MonkeyPatch, job: str, begins: bool
     """Have a job take its first step in this process, and return its exit code."""
     if begins:
         assert job in slurm.can_begin()
-        slurm.change(job, state="RUNNING")
+        slurm.change(job, state="runs")
     monkeypatch.setenv("SLURM_JOB_ID", job)
-    controller.job_end.cache_clear()
-    code = successors.main(slurm.step_of(job))
+    job_end.cache_clear()
+    code = successors.main(slurm.told(job))
     monkeypatch.delenv("SLURM_JOB_ID")
     return code
-
-
-def names(slurm: StandIn, *states: str) -> list[str]:
-    """The slots of jobs, by their ids."""
-    return [job["name"].rpartition("-")[2] for job in slurm.jobs(*states)]
 
 
 # -- what is submitted
@@ -91,7 +84,7 @@ def test_a_job_for_each_place_that_slurm_runs_one_at_a_time(fsqueue_cli: Run, bu
     jobs = slurm.jobs()
     assert len({job["name"] for job in jobs}) == 3
     assert all(re.fullmatch(r"a_b_c-[0-9a-f]{12}-[012]", job["name"]) for job in jobs)
-    assert all(job["is_single"] and job["after"] is None for job in jobs)
+    assert all(job["is_single"] and job["after"] == [] for job in jobs)
     assert all("--stoppable" in job["script"] for job in jobs)
     assert all(subprocess.run(["bash", "-n"], input=job["script"], text=True).returncode == 0 for job in jobs)
 
@@ -130,121 +123,7 @@ def test_what_cannot_be_done_anew_is_refused(
     assert "--resubmit" in fsqueue_cli("slurm", busy.path, "--max-jobs", 2, "--", "true", code=2).stderr
 
 
-def test_a_refusal_of_the_first_is_an_error_and_one_of_others_is_not(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slurm.fault("sbatch", "refuse", 1)
-    said = fsqueue_cli("slurm", busy.path, "--resubmit", "--", "true", code=1).stderr
-    assert "Resource temporarily unavailable" in said
-    monkeypatch.setattr(successors, "FOREGROUND_S", 0.0)
-    real = successors.submit
-
-    def submit(to: Campaign, relay: Relay, *rest: object) -> str:
-        if relay.slot:
-            raise successors.NotTaken("not now")
-        return real(to, relay, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(successors, "submit", submit)
-    said = fsqueue_cli("slurm", busy.path, "--resubmit", "--max-jobs", 2, "--", "true").stderr
-    assert "1 job of 2" in said
-    monkeypatch.setattr(successors, "submit", real)
-    assert step(slurm, monkeypatch, "1") == 0
-    assert names(slurm) == ["0", "0", "1"], "the first job that begins fills the empty place"
-
-
 # -- a job begins
-
-
-def test_a_job_that_begins_submits_its_successor_once(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    begin(fsqueue_cli, busy, "--max-jobs", 2)
-    before = slurm.jobs()[0]
-    with slurm.begin("1") as process:
-        said = process.communicate()[1]
-    assert process.returncode == 0, said
-    *_, made = slurm.jobs()
-    assert (made["name"], made["after"], made["is_single"]) == (before["name"], "1", True)
-    drop = re.compile(r"successors.*\n")
-    assert drop.sub("", made["script"]) == drop.sub("", before["script"])
-    assert not {name for name in made["variables"] if name.startswith(("SLURM_", "SRUN_"))}
-    assert "SBATCH_ACCOUNT" in made["variables"]
-    with slurm.take_step("1") as process:  # requeued, it begins a second time
-        assert process.wait() == 0
-    assert len(slurm.jobs()) == 3
-
-
-@pytest.mark.parametrize(
-    ("command", "act", "mended_by"),
-    [
-        ("squeue", "kill-before", "another"),
-        ("sbatch", "kill-before", "another"),
-        ("sbatch", "kill-after", "nobody"),
-    ],
-)
-def test_a_crash_at_each_step_leaves_a_campaign_that_goes_on(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, command: str, act: str, mended_by: str
-) -> None:
-    """The job dies with its step. Then the other one begins."""
-    begin(fsqueue_cli, busy, "--max-jobs", 2)
-    slurm.fault(command, act)
-    with slurm.begin("1") as process:
-        assert process.wait() == -signal.SIGKILL
-    slurm.change("1", state="NODE_FAIL")
-    assert names(slurm, "PENDING", "RUNNING") == (["1"] if mended_by == "another" else ["1", "0"])
-    with slurm.begin("2") as process:
-        assert process.wait() == 0
-    assert sorted(names(slurm, "PENDING", "RUNNING")) == ["0", "1", "1"]
-    assert all(job["is_single"] for job in slurm.jobs())
-
-
-def test_a_successor_whose_answer_was_lost_is_found_by_its_name(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy)
-    slurm.fault("sbatch", "lose")
-    assert step(slurm, monkeypatch, "1") == 0
-    assert len(slurm.jobs("PENDING")) == 1
-
-
-def test_a_refusal_is_tried_again_until_it_is_taken(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    begin(fsqueue_cli, busy)
-    slurm.fault("sbatch", "refuse", 5)
-    assert step(slurm, monkeypatch, "1") == 0
-    assert len(slurm.jobs("PENDING")) == 1
-    assert capfd.readouterr().err.count("temporarily unavailable") == 1, "it is said once"
-
-
-def test_the_worker_begins_although_slurm_refuses_for_long(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy)
-    monkeypatch.setattr(successors, "FOREGROUND_S", 0.0)
-    slurm.fault("sbatch", "refuse", 2)
-    assert step(slurm, monkeypatch, "1") == 0
-    assert slurm.jobs("PENDING") == [], "the step has ended, and the worker begins"
-    until(lambda: slurm.jobs("PENDING"), "another process submits the successor")
-
-
-def test_two_jobs_that_fill_one_place_leave_no_more_than_one_that_runs(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn
-) -> None:
-    begin(fsqueue_cli, busy, "--max-jobs", 3)
-    slurm.change("1", state="NODE_FAIL")  # before it has submitted anything
-    both = [slurm.begin("2"), slurm.begin("3")]
-    for process in both:
-        with process:
-            assert process.wait() == 0
-    filled = [job["id"] for job in slurm.jobs("PENDING") if job["name"].endswith("-0")]
-    assert len(filled) in (1, 2)
-    assert len(set(filled) & set(slurm.can_begin())) == 1
-    for job in filled:  # a surplus is used up: with one that waits already, none is submitted
-        with slurm.begin(job) as process:
-            assert process.wait() == 0
-        slurm.change(job, state="COMPLETED")
-    assert len([job for job in slurm.jobs("PENDING") if job["name"].endswith("-0")]) == 1
 
 
 def test_a_site_that_renames_jobs_does_not_multiply_them(
@@ -254,7 +133,7 @@ def test_a_site_that_renames_jobs_does_not_multiply_them(
     for job in slurm.jobs():
         slurm.change(job["id"], name=f"site-{job['name']}")
     assert step(slurm, monkeypatch, "1") == 0
-    assert [job["after"] for job in slurm.jobs()[3:]] == ["1"], "its own successor, and no other places"
+    assert [job["after"] for job in slurm.jobs()[3:]] == [["1"]], "its own successor, and no other places"
     slurm.change("4", name="site-other")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert step(slurm, monkeypatch, "1", begins=False) == 0
@@ -272,7 +151,7 @@ def test_a_successor_with_nothing_to_do_ends_at_once(
         busy.pause()
     else:
         stops.stop(busy.store)
-    script = slurm.step_of("1")[0]
+    script = slurm.told("1")[0]
     ran = subprocess.run(["bash", script], env=of_job("1"), capture_output=True, timeout=60)
     assert ran.returncode == 0
     assert b"no other is submitted" in ran.stderr
@@ -286,126 +165,14 @@ def of_job(job: str) -> dict[str, str]:
 
 def test_the_script_begins_the_worker_behind_the_step(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
     begin(fsqueue_cli, busy)
-    slurm.change("1", state="RUNNING")
-    script = Path(slurm.step_of("1")[0])
+    slurm.change("1", state="runs")
+    script = Path(slurm.told("1")[0])
     ran = subprocess.run(["bash", script], env=of_job("1"), capture_output=True, text=True, timeout=60)
     assert (ran.returncode, "follows this one" in ran.stderr, "3 completed" in ran.stderr) == (0, True, True), ran
     assert len(slurm.jobs()) == 2
 
 
-def test_a_queue_that_is_gone_ends_the_campaign_after_some_jobs(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy)
-    busy.delete()
-    jobs = 0
-    while waiting := slurm.can_begin():
-        step(slurm, monkeypatch, waiting[0])
-        slurm.change(waiting[0], state="FAILED")
-        jobs += 1
-    assert jobs == campaign.ABSENT_MAX
-
-
-def test_jobs_that_come_quickly_are_spaced_out_for_ever(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy)
-    pauses = []
-    for number in range(1, 12):
-        assert step(slurm, monkeypatch, str(number)) == 0, "no number of failed jobs ends a campaign"
-        slurm.change(str(number), state="FAILED")
-        *_, made = slurm.jobs()
-        pauses += [int(word.rpartition("+")[2]) for word in made["words"] if word.startswith("--begin")] or [0]
-    assert pauses == [0, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
-
-
-@pytest.mark.parametrize(
-    "ended",
-    [{"state": "TIMEOUT", "elapsed": "1:00:03"}, {"state": "FAILED", "elapsed": "58:50", "status": 138 << 8}],
-    ids=["at its limit", "warned of it"],
-)
-def test_tasks_that_do_not_fit_the_limit_end_the_campaign(
-    fsqueue_cli: Run,
-    busy: Queue,
-    slurm: StandIn,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    ended: dict[str, object],
-) -> None:
-    begin(fsqueue_cli, busy, "-t", 60)
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
-    for number in range(1, 4):
-        assert step(slurm, monkeypatch, str(number)) == 0
-        slurm.change(str(number), **ended)
-    assert step(slurm, monkeypatch, "4") == successors.LEAVE
-    assert "no task fits the time limit" in capfd.readouterr().err
-    assert len(slurm.jobs()) == 4
-
-
 # -- the stop
-
-
-def test_a_stop_cancels_what_waits_and_says_so(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy, "--max-jobs", 2)
-    step(slurm, monkeypatch, "1")
-    with slurm.changing() as jobs:
-        jobs.append({**jobs[0], "id": "4", "name": "another", "state": "PENDING"})
-    said = fsqueue_cli("slurm", "--stop", busy.path).stdout
-    assert "2 waiting jobs cancelled (2 3); 1 running job finishes its tasks (1)" in said
-    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "CANCELLED", "CANCELLED", "PENDING"]
-    said = fsqueue_cli("slurm", "--stop", busy.path, "--now", "--json").stdout
-    assert json.loads(said) == {"queue": str(busy.path), "cancelled": ["1"], "running": [], "asked": True}
-    assert slurm.jobs("RUNNING") == []
-
-
-def test_a_stop_without_an_answer_of_slurm_holds_nevertheless(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy)
-    slurm.fault("squeue", "refuse")
-    assert "Slurm does not answer" in fsqueue_cli("slurm", "--stop", busy.path, code=1).stdout
-    assert step(slurm, monkeypatch, "1") == successors.LEAVE
-
-
-@pytest.mark.parametrize("command", ["squeue", "scancel"])
-def test_a_stop_that_dies_is_repeated_or_the_jobs_leave(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    begin(fsqueue_cli, busy)
-    slurm.fault(command, "kill-before")
-    process = spawn("slurm", "--stop", busy.path)
-    assert process.wait() == -signal.SIGKILL
-    assert len(slurm.jobs("PENDING")) == 1
-    assert step(slurm, monkeypatch, "1") == successors.LEAVE
-    slurm.change("1", state="PENDING")
-    fsqueue_cli("slurm", "--stop", busy.path)
-    assert slurm.jobs("PENDING") == []
-
-
-def test_a_stop_between_the_look_and_the_submission_leaves_no_job(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(fsqueue_cli, busy)
-    real = successors.submit
-
-    def submit(*given: object) -> str:
-        stops.stop(Queue(busy.path).store)  # its list of jobs came before this one
-        return real(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(successors, "submit", submit)
-    assert step(slurm, monkeypatch, "1") == successors.LEAVE
-    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "CANCELLED"]
-
-
-def test_a_campaign_begun_after_a_stop_goes_on(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsqueue_cli("slurm", "--stop", busy.path)
-    begin(fsqueue_cli, busy)
-    assert step(slurm, monkeypatch, "1") == 0
-    assert len(slurm.jobs()) == 2
 
 
 def test_a_stoppable_worker_finishes_its_task_and_no_other(busy: Queue, spawn: Spawn, tmp_path: Path) -> None:
@@ -448,7 +215,7 @@ def test_a_stop_stands_alone(fsqueue_cli: Run, busy: Queue, slurm: StandIn, word
     ("text", "status"), [("35328", 138), ("138:0", 138), ("0", 0), ("9", 0), ("", -1), ("N/A", -1)]
 )
 def test_an_exit_status_as_squeue_prints_it(text: str, status: int) -> None:
-    assert controller._exit_status(text) == status
+    assert exit_status_in(text) == status
 
 
 def found(at: float, ended: int = 0) -> Sighting:
@@ -560,13 +327,13 @@ def test_as_many_jobs_as_the_tasks_need_at_the_measured_rate(
         "most": 10, "tasks": 31, "measured": 40, "mean_s": 600.0, "at_a_time": 2, "work_s": 3560.0, "needed": 4,
         "there": 0, "submitted": 4,
     }  # fmt: skip
-    assert names(slurm) == ["0", "1", "2", "3"]
+    assert slurm.slots() == ["0", "1", "2", "3"]
     assert all(job["is_single"] and "--stoppable" in job["script"] for job in slurm.jobs())
     assert not any("successors" in job["script"] for job in slurm.jobs())
     assert fill(fsqueue_cli, queue, 10, "-t", 60, "-j", 2)[0] == [], "they are there"
     slurm.change("2", state="COMPLETED")
     assert fill(fsqueue_cli, queue, 10, "-t", 60, "-j", 2)[0] == ["5"]
-    assert names(slurm)[-1] == "1", "it has the place of the one that ended"
+    assert slurm.slots()[-1] == "1", "it has the place of the one that ended"
 
 
 def test_no_more_than_n_are_there_and_others_count(
@@ -583,27 +350,6 @@ def test_no_more_than_n_are_there_and_others_count(
     )
     busy.insert_many(range(40))
     assert len(fill(fsqueue_cli, busy, 4, "-t", 60)[0]) == 1
-
-
-def test_two_commands_at_once_have_no_more_than_n_jobs_that_run(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both look before either submits."""
-    monkeypatch.setattr(controller, "jobs_by_name", dict)
-    assert [len(fill(fsqueue_cli, busy, 2, "-t", 60)[0]) for _ in range(2)] == [2, 2]
-    assert slurm.can_begin() == ["1", "2"]
-
-
-@pytest.mark.parametrize(("act", "left"), [("kill-before", 0), ("kill-after", 1), ("lose", 1)])
-def test_a_fill_that_dies_is_repeated(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, spawn: Spawn, act: str, left: int
-) -> None:
-    slurm.fault("sbatch", act)
-    with spawn("slurm", busy.path, "--fill", 3, "-t", 60, "--", "true") as process:
-        assert process.wait() == (1 if act == "lose" else -signal.SIGKILL)
-    assert len(slurm.jobs()) == left
-    assert len(fill(fsqueue_cli, busy, 3, "-t", 60)[0]) == 3 - left
-    assert sorted(names(slurm)) == ["0", "1", "2"]
 
 
 def test_a_refusal_in_a_burst_is_tried_again(
@@ -629,27 +375,6 @@ def test_a_refusal_in_a_burst_is_tried_again(
     assert "repeat the command" in said
 
 
-def test_a_job_that_begins_fills_up_as_far_as_the_tasks_need(
-    fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    took(busy, monkeypatch, 1000.0)
-    assert fill(fsqueue_cli, busy, 3, "-t", 60, "--resubmit")[0] == ["1"]
-    assert step(slurm, monkeypatch, "1") == 0
-    assert names(slurm) == ["0", "0"], "one worker does three tasks of 1,000 s, and the job has its successor"
-    slurm.change("1", state="COMPLETED")
-    busy.insert_many(range(3))
-    busy.complete(busy.lease(1))
-    assert step(slurm, monkeypatch, "2") == 0
-    assert names(slurm)[2:] == ["0", "1"]
-    busy.insert_many(range(100))
-    busy.complete(busy.lease(1))
-    slurm.change("2", state="COMPLETED")
-    assert step(slurm, monkeypatch, "3") == 0
-    assert names(slurm)[4:] == ["0", "2"], "three are there at most"
-    assert "4 waiting jobs" not in fsqueue_cli("slurm", "--stop", busy.path).stdout
-    assert slurm.jobs("PENDING") == []
-
-
 def test_a_job_that_cannot_reckon_submits_its_successor_alone(
     fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -661,12 +386,12 @@ def test_a_job_that_cannot_reckon_submits_its_successor_alone(
 
     monkeypatch.setattr(Queue, "timeline", timeline)
     assert step(slurm, monkeypatch, "1") == 0
-    assert names(slurm) == ["0", "1", "0"]
+    assert slurm.slots() == ["0", "1", "0"]
 
 
 def test_a_stop_ends_the_jobs_of_a_fill(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
     fill(fsqueue_cli, busy, 3, "-t", 60)
-    slurm.change("1", state="RUNNING")
+    slurm.change("1", state="runs")
     said = fsqueue_cli("slurm", "--stop", busy.path).stdout
     assert "2 waiting jobs cancelled (2 3); 1 running job finishes its tasks (1)" in said
 
@@ -674,7 +399,7 @@ def test_a_stop_ends_the_jobs_of_a_fill(fsqueue_cli: Run, busy: Queue, slurm: St
 def test_what_is_printed_is_what_a_fill_submits(fsqueue_cli: Run, busy: Queue, slurm: StandIn) -> None:
     options = ["slurm", busy.path, "--fill", 2, "-t", 60]
     printed = fsqueue_cli(*options, "--print", "--", "true").stdout
-    slurm.fault("squeue", "refuse")
+    slurm.fault("list", "refuse")
     assert fsqueue_cli(*options, "--print", "--", "true").stdout == printed, "also where Slurm does not answer"
     fsqueue_cli(*options, "--", "true")
     told = [[job["words"], job["script"]] for job in slurm.jobs()]
@@ -706,7 +431,7 @@ def test_a_fill_that_makes_no_sense_is_refused(
 def test_a_fill_says_if_no_task_fits_or_slurm_does_not_answer(
     fsqueue_cli: Run, busy: Queue, slurm: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm.fault("squeue", "refuse")
+    slurm.fault("list", "refuse")
     assert "nobody knows which workers wait" in fsqueue_cli(
         "slurm", busy.path, "--fill", 3, "-t", 60, "--", "true", code=1
     ).stderr  # fmt: skip

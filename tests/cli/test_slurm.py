@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 import pytest
-from fsqueue_cli.slurm import _make_logs, outer_variables
+from fsqueue_cli.slurm import _make_logs
 
 from fsqueue import Queue
+from fsqueue.cluster.slurm import SLURM
 from tests.cli.conftest import Run
 from tests.support import needs_root
 
@@ -458,7 +459,7 @@ def test_devices_that_no_job_has_given_stay(
     ],
 )  # fmt: skip
 def test_which_variables_are_those_of_the_outer_job(variables: dict[str, str], outer: list[str]) -> None:
-    assert outer_variables(variables) == outer
+    assert SLURM.outer_variables(variables) == outer
 
 
 def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(

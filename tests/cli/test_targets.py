@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
-NO_QUEUE = {"create", "map", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm", "pbs"}
+NO_QUEUE = {"create", "map", "completion", "help", "serve", "simulate", "doctor", "bench", "slurm", "pbs", "lsf", "sge"}
 """What makes a queue, takes none, or takes one place and says itself which.
 
 docs/serve.md, doctor.md, slurm.md and schedulers.md say it.
