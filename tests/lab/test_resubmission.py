@@ -1,14 +1,19 @@
 """Jobs that replace themselves on a real Slurm: cancelled, requeued, at their limit, with a step or a submission that
 dies, and stopped.
 
-All campaigns begin at first. tests/cli/test_resubmission.py has each step with a stand-in.
+All campaigns begin at first. tests/cli/test_campaigns.py has each step with a stand-in. The last test is the story of
+docs/weeks.md.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +201,89 @@ def test_as_many_jobs_as_the_tasks_need(cluster: Cluster) -> None:
     go.touch()
     jobs.until("none is left", lambda found: not any(found.values()))
     assert queue.status().completed == 12
+
+
+SOLVE = """#!/bin/sh
+echo + >>{place}/seats
+[ $1 -le 20 ] || flock --shared {place}/held true
+echo - >>{place}/seats
+[ $(($1 % 10)) -ne 7 ] || exit 137
+echo '{{}}' >$FSQUEUE_RESULT
+"""
+"""A tenth has too little memory; those from 21 on last until the test goes on."""
+SOLVER = """
+import fcntl
+
+def solve(run):
+    for sign in "+-":
+        with open({place!r} + "/large-seats", "a") as seats:
+            seats.write(sign + "\\n")
+        with open({place!r} + "/held") as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+    return {{}}
+"""
+
+
+@contextmanager
+def held(place: Path) -> Iterator[None]:
+    """Keep tasks from ending meanwhile."""
+    with open(place / "held", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def signs(path: Path) -> list[int]:
+    """Return how many tasks were at work, each time that one began or ended."""
+    return list(accumulate(1 if line == "+" else -1 for line in path.read_text().split())) if path.exists() else []
+
+
+def test_a_campaign_with_limits_whose_large_tasks_move(cluster: Cluster) -> None:
+    """Four seats of a licence for two jobs with four processes each; out of memory; a stop; a queue that is moved."""
+    place = cluster.directory / "weeks"
+    place.mkdir()
+    small, big, moved = place / "campaign/solve", place / "campaign/big", place / "moved-big"
+    (place / "solve").write_text(SOLVE.format(place=place))
+    (place / "solve").chmod(0o755)
+    (cluster.directory / "solver.py").write_text(SOLVER.format(place=str(place)))
+    (place / "runs.jsonl").write_text("".join(f'{{"run": {n}, "licence": "solver"}}\n' for n in range(1, 41)))
+    campaign = ("slurm", small, "--resubmit", "--max-jobs", 2, "-t", 60, "-j", 4)
+    campaign += ("--then-to", "big", "--on", "oom", "--", place / "solve", "{run}")
+
+    cluster.fsqueue("create", "--group", place / "campaign")
+    cluster.fsqueue("insert", small, place / "runs.jsonl")
+    cluster.fsqueue("set", small, "limit.licence=4", "rate=600/m")
+    queue = Queue(small)
+    jobs = Jobs(cluster, queue, 2)
+    with held(place):
+        cluster.fsqueue(*campaign)
+        jobs.until("both work", jobs.is_complete)
+        jobs.until("all seats are taken", lambda _: signs(place / "seats")[-1:] == [4] and queue.status().leased == 4)
+        assert "2 running jobs finish their tasks" in cluster.fsqueue("slurm", "--stop", small)
+        cluster.fsqueue("pause", small, "--reason", "maintenance")
+        jobs.until("both have heard of it", lambda _: jobs.logs().count("its campaign was stopped") == 2)
+    jobs.until("none is left", lambda found: not any(found.values()))
+    assert (queue.status().leased, queue.status().dead) == (0, 0)
+
+    cluster.fsqueue("resume", small)
+    cluster.fsqueue(*campaign)
+    cluster.fsqueue("wait", small)
+    assert queue.status().completed == 36, "a tenth has moved"
+    assert max(signs(place / "seats")) == 4
+    assert signs(place / "seats")[-1] == 0
+
+    cluster.fsqueue("create", moved)
+    cluster.fsqueue("mv", big, moved)
+    cluster.fsqueue("set", moved, "limit.licence=4", "max_leased=1")
+    large = Queue(moved)
+    words = ("slurm", moved, "--resubmit", "--fill", 6, "--json", "-t", 60, "--mem", "100M", "-j", 2)
+    with held(place):
+        said = json.loads(cluster.fsqueue(*words, "--call", "solver:solve", "--recycle-after", 2))["fill"]
+        assert (said["tasks"], said["needed"], said["submitted"]) == (4, 1, 1), "only one task is at work at a time"
+        jobs = Jobs(cluster, large, 1)
+        jobs.until("one is at work", lambda _: signs(place / "large-seats") == [1] and large.status().leased == 1)
+    cluster.fsqueue("wait", moved)
+    assert (large.status().completed, max(signs(place / "large-seats"))) == (4, 1)
+    for path in (small, moved):
+        cluster.fsqueue("slurm", "--stop", path)
+    results = cluster.fsqueue("results", small, "--json") + cluster.fsqueue("results", moved, "--json")
+    assert len({json.loads(line)["id"] for line in results.splitlines()}) == 40
