@@ -144,13 +144,6 @@ def results_of(store: Store, ids: Iterable[str]) -> dict[str, Result]:
     return found
 
 
-def _ended(store: Store, found: FinishedBatch) -> Iterator[Result]:
-    """Yield the completed and the cancelled tasks of a batch."""
-    yield from completed(found)
-    if found.replay_state.done[CANCELLED]:
-        yield from (info.as_result() for info in inspection.cancelled_of(store, found))
-
-
 def completed(found: FinishedBatch, among: Sequence[int] | None = None) -> Iterator[Result]:
     """Yield the completed tasks of a batch. `among`: these alone of the completed ones, in order."""
     columns = _completed(found) if among is None else _rows(found, among)
