@@ -43,9 +43,9 @@ CLAIM_SIZES = [
 """What a key's file takes besides the key: on a disk of the host, and on a network mount."""
 NUMBERS = [
     ("README.md", "ten minutes unless you say otherwise", DEFAULT.lease_s == 600),
-    ("README.md", "after five attempts becomes a **dead letter**", DEFAULT.max_attempts == 5),
+    ("README.md", "after five failed attempts it is given up", DEFAULT.max_attempts == 5),
     ("README.md", "not published for a week is dropped", collect.ATTEMPT_AGE_S == 7 * DAY_S),
-    ("README.md", "A batch that stays locked for 2 s", leasing.BUSY_WAIT_S == 2),
+    ("README.md", "a batch that stays locked for 2 s", leasing.BUSY_WAIT_S == 2),
     ("docs/guarantees.md", "Up to a second after a purge", queue_file.FRESH_S == 1),
     ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
     ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
@@ -103,10 +103,10 @@ NUMBERS = [
     ("docs/results.md", "Payloads of up to 1 KiB are kept", DEFAULT.keep_payloads == 1024),
     (
         "docs/results.md",
-        "after 30 days, or the oldest days beyond 10 GiB",
+        "kept payloads after 30 days. If they take more than 10 GiB",
         (payloads.PAYLOAD_DAYS, payloads.PAYLOAD_BYTES) == (30, 10 << 30),
     ),
-    ("docs/results.md", "and twenty are named", models.UNKEPT_NAMED_MAX == 20),
+    ("docs/results.md", "names up to twenty", models.UNKEPT_NAMED_MAX == 20),
     ("docs/results.md", "`--newest N` (1 to 1,000)", models.NEWEST_MAX == cli_results.NEWEST_MAX == 1_000),
     ("docs/results.md", "After 16 MiB of logs and history", newest_results.BYTES_MAX == 16 << 20),
     ("docs/results.md", "more than 4,096", newest_results.FILES_MAX == 4_096),
