@@ -50,7 +50,7 @@ NUMBERS = [
     ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
     ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
     ("docs/guarantees.md", "idle workers ask every half minute", feeding.DRAIN_CHECK_S == 30),
-    ("docs/metrics.md", "At most 1,000 queues have series", metrics.QUEUES_MAX == 1000),
+    ("docs/metrics.md", "at most 1,000 queues have series", metrics.QUEUES_MAX == 1000),
     ("docs/page.md", "in the four latest decision files", flows.FILES_MAX == 4),
     ("docs/page.md", "it looks into four", flows.ALIKE_MAX == 4),
     ("docs/page.md", "50 queues a page", page_contents.ROWS == 50),
