@@ -29,7 +29,7 @@ def public(*kinds: type) -> set[str]:
 
 def test_the_page_lists_what_is_missing() -> None:
     page = (TOP / "docs" / "serve.md").read_text(encoding="utf-8")
-    found = re.search(r"What is not there:\s(.*?); of a group\s(.*?)\.\n", page, re.DOTALL)
+    found = re.search(r"missing at a gateway:\s(.*?)\.\sGroups\slack\s(.*?)\.\s", page, re.DOTALL)
     assert found is not None
     of_a_queue = set(re.findall(r"`(\w+)`", found[1])) - {"insert_many"}
     of_a_group = set(re.findall(r"`(\w+)`", found[2]))
