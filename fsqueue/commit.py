@@ -46,6 +46,8 @@ class Commit:
             names.new_uuid(store.entropy, store.clock.now_ms()) if attempt is None else names.attempt_name(attempt)
         )
         """Names what this object and its copies stage. Other objects of the same commit have other attempts."""
+        self.of = ""
+        """What the record tells of the tasks that this object publishes (`Record.of`)."""
 
     def __reduce__(self) -> tuple[Callable[..., Commit], tuple[str, str | None, str, str]]:
         return _reopened, (self.store.path, self.store.worker_name, self.name, self.attempt)
@@ -109,7 +111,7 @@ class Commit:
         if known is None:
             self._refuse_purged(parts)
             now = store.clock.now_ms()
-            own = Record(names.new_uuid(store.entropy, now), self.name, now, tuple(given))
+            own = Record(names.new_uuid(store.entropy, now), self.name, now, tuple(given), self.of)
             try:
                 known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
             except OSError as error:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsqueue import functions
 from fsqueue.arguments import whole
 from fsqueue.clock import Clock
 from fsqueue.errors import InvalidArgument
+from fsqueue.executor import named_calls
 from fsqueue.executor.calls import NamedFunction
 from fsqueue.executor.pending_calls import PendingCalls, StartWorker
-from fsqueue.executor.task_future import TaskFuture
+from fsqueue.executor.task_future import ResultUnpacker, TaskFuture
+from fsqueue.forks import Late
+from fsqueue.groups.queue import GroupQueue
 from fsqueue.queue import Queue
 from fsqueue.worker.started_worker import FunctionList, StartedWorker
 
+if TYPE_CHECKING:
+    from fsqueue import pickled
+else:
+    pickled = Late("fsqueue.pickled")
+
 T = TypeVar("T")
+Pack = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Any, ResultUnpacker | None]]
+"""Make a call of arguments."""
 
 
 class Executor(concurrent.futures.Executor):
@@ -30,10 +41,17 @@ class Executor(concurrent.futures.Executor):
     workers: how many calls are executed at a time by a worker that this executor starts on this host, and ends. 0: by
         the workers that others start (`fsqueue run QUEUE --load MODULE`), of functions that `@fsqueue.task` registers.
 
+    pickle: pickle functions, arguments and results, by cloudpickle, so that they may be any; and sign them with a key
+        that only this user has. Other workers than its own load `fsqueue.pickled`, as this user (docs/joblib.md).
+    files: with `pickle`, the directory in which long arguments and results are written, under the same path for all
+        workers. The directory that holds the queue, or its group, unless another one is given.
+
     Raises InvalidArgument, QueueNotFound.
     """
 
-    def __init__(self, queue: Any, *, workers: int = 0) -> None:
+    def __init__(
+        self, queue: Any, *, workers: int = 0, pickle: bool = False, files: str | os.PathLike[str] | None = None
+    ) -> None:
         whole("workers", workers, 0)
         opened = queue if hasattr(queue, "insert_many") else Queue(queue)
         if not opened.settings.keep_history:
@@ -46,9 +64,14 @@ class Executor(concurrent.futures.Executor):
                 "workers starts processes that open the queue's directory, and a gateway's queue has none here. Leave "
                 "it out, and start workers with 'fsqueue run ADDRESS --load MODULE'."
             )
+        if files is not None and not pickle:
+            raise InvalidArgument(
+                "files is the directory for what pickled calls take and return. Say pickle=True, too."
+            )
+        self._pickles = pickled.Pickles(_place_of(opened) if files is None else os.fspath(files)) if pickle else None
         self._named: dict[Callable[..., Any], NamedFunction] = {}
         self._listed = FunctionList() if workers else None
-        self._workers = workers
+        self._workers, self._queue = workers, opened
         self._calls = PendingCalls(self, opened, *_starting(opened, workers, self._listed))
         self._where = str(getattr(opened, "path", opened))
 
@@ -58,10 +81,11 @@ class Executor(concurrent.futures.Executor):
         It is inserted together with others that are submitted within some milliseconds, 50 at most; at once if
         somebody waits for its result. InvalidArgument if workers cannot find the function, InvalidTask for arguments
         that do not fit it, or that JSON cannot hold; InvalidArgument, too, in a worker that just imports the module of
-        a function. RuntimeError after `shutdown`, BrokenExecutor if the own worker
-        does not live.
+        a function. RuntimeError after `shutdown`, BrokenExecutor if the own worker does not
+        live.
         """
-        return self._calls.submit(self._name(fn).task(args, kwargs))
+        payload, packed = self._packer(fn)(args, kwargs)
+        return self._calls.submit(payload, packed)
 
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -75,9 +99,14 @@ class Executor(concurrent.futures.Executor):
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        named, now = self._name(fn), Clock().monotonic
+        now = Clock().monotonic
         ends = None if timeout is None else now() + timeout
-        calls = self._calls.insert([named.task(args, {}) for args in zip(*iterables, strict=False)])
+        calls: list[Any] = []
+        if self._pickles is None:
+            task = self._name(fn).task
+            calls += self._calls.insert_mapped([task(args, {}) for args in zip(*iterables, strict=False)])
+        else:
+            calls += self.submit_many(fn, *iterables)
 
         def results() -> Iterator[Any]:
             calls.reverse()
@@ -92,6 +121,44 @@ class Executor(concurrent.futures.Executor):
 
         return results()
 
+    def submit_many(
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], name: str | None = None
+    ) -> list[TaskFuture]:
+        """Insert a call for each group of items, as `map` does, and return their futures, in the order of the items.
+
+        name: of the calls, as of a commit. All are inserted or none, once. A program that calls this again under the
+        same name, with the same function and items, inserts nothing, and gets futures of the calls that are there: in
+        another process, on another host, after the first one was killed. InvalidArgument if the name is that of others.
+        A purge of the queue frees the name.
+        """
+        pack = self._packer(fn)
+        queue, insert = self._queue, None
+        payloads: list[Any] = []
+        packed: list[ResultUnpacker | None] = []
+        if name is not None:
+            if self._pickles is not None:
+                raise InvalidArgument(
+                    "Pickled calls have no name: two pickles of one call may differ, so it could not be found again. "
+                    "Leave the name out, or use an executor that does not pickle."
+                )
+            if not isinstance(queue, Queue):
+                raise InvalidArgument(
+                    "Calls have no name at a gateway: which tasks are theirs is read in the queue's directory. Leave "
+                    "the name out, or open the queue by its path."
+                )
+            insert = partial(named_calls.insert_once, queue, name, payloads)
+        try:
+            for args in zip(*iterables, strict=False):
+                payload, one = pack(args, {})
+                payloads.append(payload)
+                packed.append(one)
+            return self._calls.insert(payloads, packed) if insert is None else self._calls.take(packed, insert)
+        except BaseException:
+            for one in packed:
+                if one is not None:
+                    one.end()
+            raise
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls. With `wait`, return when all have ended, and the own worker has.
 
@@ -100,6 +167,20 @@ class Executor(concurrent.futures.Executor):
         thread = self._calls.shut(cancel_futures)
         if wait and thread is not None:
             thread.join()
+
+    def _packer(self, function: Callable[..., Any]) -> Pack:
+        """Return what makes calls of a function: the payload of each, and what its future unpacks the result with."""
+        pickles = self._pickles
+        if pickles is None:
+            task = self._name(function).task
+            return lambda args, kwargs: (task(args, kwargs), None)
+        self._name(pickled.call)
+
+        def pack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ResultUnpacker | None]:
+            packed = pickles.pack(function, args, kwargs)
+            return packed.payload, packed
+
+        return pack
 
     def _name(self, function: Callable[..., Any]) -> NamedFunction:
         """Return how calls of a function name it. The own worker learns of it before the first call is inserted."""
@@ -129,6 +210,13 @@ class Executor(concurrent.futures.Executor):
 
     def __repr__(self) -> str:
         return f"<fsqueue.Executor of {self._where}, {self._workers} own workers>"
+
+
+def _place_of(queue: Any) -> str | None:
+    """Return the directory that holds a queue, or the group that it is in; None at a gateway."""
+    if not isinstance(queue, Queue):
+        return None
+    return os.path.dirname(os.path.dirname(queue.path) if isinstance(queue, GroupQueue) else queue.path)
 
 
 def _starting(queue: Any, workers: int, listed: FunctionList | None) -> tuple[StartWorker | None, Callable[[], object]]:

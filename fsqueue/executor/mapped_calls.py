@@ -74,7 +74,7 @@ class MappedCall:
         """Return whether the call has ended."""
         return self.has_ended
 
-    def set_result(self, result: Any) -> None:
+    def has_returned(self, result: Any) -> None:
         """End the call with what it has returned."""
         self._result = result
         self._end()

@@ -19,7 +19,7 @@ from fsqueue import forks
 from fsqueue.clock import Clock
 from fsqueue.errors import ForkedChild, FsqueueError, QueueNotFound, TaskFailed, TaskNotFound
 from fsqueue.executor.mapped_calls import MappedCall, MappedCalls
-from fsqueue.executor.task_future import TaskFuture
+from fsqueue.executor.task_future import ResultUnpacker, TaskFuture
 from fsqueue.filesystem.side_threads import SideThread
 from fsqueue.format.models import CANCELLED, COMPLETED, DEAD, Result, TaskRef
 from fsqueue.format.wording import counted
@@ -125,9 +125,9 @@ class PendingCalls:
 
     # -- what the executor and its futures ask, in any thread --------------------------------------------------------
 
-    def submit(self, payload: Any) -> TaskFuture:
+    def submit(self, payload: Any, pickled: ResultUnpacker | None = None) -> TaskFuture:
         """Take a call, which is inserted soon."""
-        future = TaskFuture(self)
+        future = TaskFuture(self, pickled)
         with self._changed:
             self._begin()
             self._futures[future] = None
@@ -142,21 +142,41 @@ class PendingCalls:
             self.has_gathered = True
         return future
 
-    def insert(self, payloads: Sequence[Any]) -> list[MappedCall]:
-        """Insert calls now, as `insert_many` does. Return them in their order."""
+    def insert(self, payloads: Sequence[Any], pickled: Sequence[ResultUnpacker | None]) -> list[TaskFuture]:
+        """Insert calls now, as `insert_many` does."""
+        return self.take(pickled, lambda: self._queue.insert_many(payloads, refs=True))
+
+    def take(self, pickled: Sequence[ResultUnpacker | None], insert: Callable[[], list[TaskRef]]) -> list[TaskFuture]:
+        """Call a function that inserts as many calls, or finds them in the queue. Return their futures."""
+        futures = [TaskFuture(self, one) for one in pickled]
+        self._take(futures, futures, insert)
+        return futures
+
+    def insert_mapped(self, payloads: Sequence[Any]) -> list[MappedCall]:
+        """Insert the calls of a `map` now, as `insert_many` does. Return them in their order."""
         made = MappedCalls(len(payloads))
+        self._take([made], made.each, lambda: self._queue.insert_many(payloads, refs=True))
+        return made.each
+
+    def _take(
+        self,
+        made: Iterable[TaskFuture | MappedCalls],
+        calls: Collection[Call],
+        insert: Callable[[], list[TaskRef]],
+    ) -> None:
+        """Insert calls, behind those that were gathered. `made`: what a forked child has to end."""
         with self._changed:
             self._begin()
             self._inserts += 1  # a shutdown meanwhile waits for these calls, too
-            self._futures[made] = None
+            for one in made:
+                self._futures[one] = None
         try:
             self.hurry()
-            self._insert_now(made.each, payloads)
+            self._insert_now(calls, insert)
         finally:
             with self._changed:
                 self._inserts -= 1
                 self._changed.notify()
-        return made.each
 
     def hurry(self) -> None:
         """Insert at once what was gathered."""
@@ -225,14 +245,13 @@ class PendingCalls:
         if self._is_shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def _insert_now(self, calls: Collection[Call], payloads: Sequence[Any]) -> None:
+    def _insert_now(self, calls: Collection[Call], insert: Callable[[], list[TaskRef]]) -> None:
         """Insert calls, and wait for what comes of them from now on."""
         with self._changed:
             self._inserts += 1
         more: dict[str, Call] = {}
         try:
-            refs: list[TaskRef] = self._queue.insert_many(payloads, refs=True)
-            for call, ref in zip(calls, refs, strict=True):
+            for call, ref in zip(calls, insert(), strict=True):
                 call.ref = ref
                 more[ref.id] = call
         finally:
@@ -324,7 +343,8 @@ class PendingCalls:
             if not gathered:
                 return
             try:
-                self._insert_now(gathered.keys(), [*gathered.values()])
+                payloads = [*gathered.values()]
+                self._insert_now(gathered.keys(), lambda: self._queue.insert_many(payloads, refs=True))
             except Exception as error:
                 for future in gathered:
                     future.set_exception(error)
@@ -541,7 +561,7 @@ def _settle(call: Call, task_id: str, result: Result | None) -> None:
             )
         )
     elif result.state == COMPLETED:
-        call.set_result(result.result)
+        call.has_returned(result.result)
     elif result.state == CANCELLED:
         call.was_cancelled()
     else:

@@ -23,16 +23,28 @@ class Calls(Protocol):
         """Cancel a call, unless a worker holds it or it has ended."""
 
 
+class ResultUnpacker(Protocol):
+    """The pickled call of a future: it unpickles the result."""
+
+    def unpack(self, given: Any) -> tuple[Any, BaseException | None]:
+        """Return what the call has returned, and what it has raised instead."""
+
+    def end(self) -> None:
+        """Let go of the call's files: it has ended."""
+
+
 class TaskFuture(concurrent.futures.Future[Any]):
     """The future of a call. `ref`: the reference to its task, once that is in the queue, which outlives this process.
 
     A call that a worker holds cannot be cancelled, though the worker may not have begun it. `running` asks the queue.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, pickled: ResultUnpacker | None = None) -> None:
         super().__init__()
-        self._calls = calls
+        self._calls, self._pickled = calls, pickled
         self.ref: TaskRef | None = None
+        if pickled is not None:
+            self.add_done_callback(lambda _: pickled.end())
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the call, and return what it has returned, as JSON has it. For `timeout` seconds at most.
@@ -60,6 +72,16 @@ class TaskFuture(concurrent.futures.Future[Any]):
         with suppress(FsqueueError):
             return self.ref.state() == "leased"
         return False
+
+    def has_returned(self, value: Any) -> None:
+        """Take in that the task is completed, with a result, and tell those who wait."""
+        error = None
+        if self._pickled is not None:
+            value, error = self._pickled.unpack(value)
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)
 
     def was_cancelled(self) -> None:
         """Take in that the task is cancelled, and tell those who wait."""

@@ -116,7 +116,7 @@ class KeptFile:
             os.close(fd)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data` into a file, or into what else can be written to: standard output, memory. OSError."""
     while data:
         data = data[os.write(fd, data) :]

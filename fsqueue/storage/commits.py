@@ -78,6 +78,8 @@ class Record(NamedTuple):
     name: CommitName
     at: int
     parts: tuple[Part, ...]
+    of: str = ""
+    """A digest of what the tasks were made of, where their order counts; "" if it does not."""
 
     def attempts(self) -> dict[Uuid, list[Part]]:
         """Return the parts of each attempt, in the order of their names."""
@@ -94,6 +96,7 @@ class Record(NamedTuple):
         """Return the content of the record's file."""
         parts = [{field: getattr(part, field) for field in Part._fields} for part in self.parts]
         line = {"op": "commit", "id": self.id, "name": self.name, "at": self.at, "parts": parts}
+        line |= {"of": self.of} if self.of else {}
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -108,7 +111,8 @@ def parse(content: bytes) -> Record | None:
             known, commit = names.parse_uuid(identity), names.parse_commit(name)
             parts = [part for part in map(_part, given) if part is not None]
             if known is not None and commit is not None and len(parts) == len(given):
-                return Record(known, commit, at, tuple(parts))
+                of = line["of"] if isinstance(line, dict) and isinstance(line.get("of"), str) else ""
+                return Record(known, commit, at, tuple(parts), of)
     return None
 
 

@@ -224,6 +224,14 @@ PLANS = {
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
     ),
     "docs/executor.md": Plan(files={"tiles.py": TILES_PY}),
+    "docs/joblib.md": Plan(
+        elsewhere={
+            "fsqueue run /scratch/me/fits --load": "tests/executor/test_science.py",
+            "import fsqueue.compat.joblib": "tests/executor/test_science.py",
+            "scipy.optimize": "tests/executor/test_science.py",
+            "Who can have what run": "another host",
+        },
+    ),
     "docs/keys.md": Plan(files={"scans.jsonl": '{"scan": 7}\n{"scan": "7"}\n{}\n'}),
     "docs/package.md": Plan(instead={"seq 1 1000": "seq 1 20", "range(1000)": "range(20)"}, names={"render": int}),
     "docs/status.md": Plan(
@@ -332,6 +340,7 @@ def typed_page(page: str, home: Path) -> Typed:
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in NOT_TYPED])
 def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FSQUEUE_PICKLE_KEY", str(tmp_path / "pickle.key"))  # docs/joblib.md makes one
     typed = typed_page(page, tmp_path)
     if page == "README.md":
         rendered = [int(line) for line in (tmp_path / "rendered").read_text().split()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,22 @@ def generator() -> Any:
 
 class Tool:
     def method(self) -> None: ...
+
+
+class Odd(Exception):
+    """An exception that cannot be unpickled: it takes two arguments, and gives its base one."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(one + other)
+
+
+def lock() -> Any:
+    return threading.Lock()
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def double(value: Any) -> Any:
+    return 2 * value

@@ -54,7 +54,7 @@ HARMLESS = {
 }  # fmt: skip
 
 OF_FILESYSTEM = {
-    DELETES: {"unlink", "remove_tree", "remove_directory", "remove_file"},
+    DELETES: {"unlink", "remove_tree", "remove_directory", "remove_file", "remove_all"},
     MOVES: {"rename", "rename_task_file"},
     MAKES: {"make_directory", "make_root", "mkdir"},
     WRITES: {"open_append", "overwrite", "overwrite_at", "cut_to", "write_all", "pwrite", "touch"},

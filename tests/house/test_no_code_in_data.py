@@ -11,12 +11,15 @@ from fsqueue.fsck.findings import KINDS
 from tests.house.source import TOP, imported, nodes
 
 RUNS_CODE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "code", "runpy"}
+MAY = {"fsqueue/pickled.py": {"cloudpickle"}}
+"""It unpickles what is signed with the user's key, in workers that were told to, and nothing else (docs/joblib.md)."""
 CALLS = {"eval", "exec", "compile", "__import__"}
 FILES = sorted([*(TOP / "fsqueue").rglob("*.py"), *(TOP / "cli").rglob("*.py")])
 
 
 def offences(path: Path) -> list[str]:
-    found = [f"{line}: {full}" for line, full in imported(path) if full.split(".")[0] in RUNS_CODE]
+    refused = RUNS_CODE - MAY.get(str(path.relative_to(TOP)) if path.is_relative_to(TOP) else "", set())
+    found = [f"{line}: {full}" for line, full in imported(path) if full.split(".")[0] in refused]
     for node in nodes(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
             found.append(f"{node.lineno}: {node.func.id}()")

@@ -251,7 +251,10 @@ def in_futures(queue: Queue) -> list[int]:
         ref: fsqueue.TaskRef | None = future.ref
         print(ref, future.running(), future.cancel(), future.exception(timeout=60), future.result(timeout=60))
         found: list[int] = list(executor.map(double, range(5), timeout=60, chunksize=2))
+        print([future.result(timeout=60) for future in executor.submit_many(double, range(5), name="five")])
         executor.shutdown(wait=False, cancel_futures=True)
+    with fsqueue.Executor(queue, workers=2, pickle=True, files="/scratch") as pickling:
+        print(pickling.submit(lambda: {1}).result(timeout=60))
     return found
 
 
