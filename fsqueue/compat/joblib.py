@@ -91,6 +91,11 @@ class FsqueueBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
 
+    def terminate(self) -> None:
+        """End what a call of Parallel has used. An own worker stays for the next call: to start one takes time."""
+        if not self._workers:
+            self.abort_everything()
+
     def _opened(self) -> fsqueue.Executor:
         with self._lock:
             if self._executor is None:
