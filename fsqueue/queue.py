@@ -1003,7 +1003,7 @@ class Queue(Maintenance):
 
         `newest`: only this many (1 to 1,000), those that ended last, the newest first, dead letters among them. `where`
         looks at these alone. It reads the ends of the files alone, so it costs about the same whatever the queue has
-        done. A warning is logged if something was left out for its size (see docs/results.md).
+        done. A warning is logged if something was left out for its size (see docs/newest-results.md).
         """
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function

@@ -1,4 +1,4 @@
-"""The results of the tasks that ended last, read from the ends of logs and of the history (docs/results.md).
+"""The results of the tasks that ended last, read from the ends of logs and of the history (docs/newest-results.md).
 
 A queue may have millions of completed tasks. What is read here does not grow with them: a page of each log at work, a
 page of each shard's history of the latest day, and then whole logs and lines until no other can have a later end.
