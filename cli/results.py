@@ -24,6 +24,7 @@ from .common import (
 )
 from .conditions import Condition, Item, all_of, in_words, where_option
 from .dead import retry_letters
+from .options import OneScreen
 from .printing import Bar, complain, hint, is_screen, print_json, print_table, say
 from .targets import Target, Targets, is_address, unknown_in, with_tasks
 
@@ -45,6 +46,7 @@ NEWEST_MAX = 1_000
 
 
 @click.command(
+    cls=OneScreen,
     epilog=example(
         """fsqueue results Q results.csv
 fsqueue results Q --where 'result.loss<0.1' --where payload.seed=7
@@ -53,7 +55,7 @@ fsqueue results Q --dead
 fsqueue results Q --newest 20                 # what ended last: it costs the same after millions of tasks
 fsqueue results Q sweep.csv --latest-by run   # of each value of run only the newest version (insert --new-by run)
 fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of a group; a column has the queue"""
-    )
+    ),
 )
 @click.argument("arguments", metavar="Q... [FILE]", nargs=-1, required=True)
 @match_option

@@ -175,6 +175,22 @@ SHORT = {
             },
         },
     ),
+    "results": Short(
+        "Print the results of the queues Q: what was put into each finished task beside what came out of it. FILE ends "
+        "in .csv, .jsonl or .parquet; there each field of a payload and of a result is a column. Without FILE: a table "
+        "on a terminal, elsewhere JSON Lines.",
+        {
+            "Which tasks": {
+                "--match": "Of a group: only queues whose whole names match.",
+                "--where": "Only those with, for instance, 'result.loss<0.1'.",
+                "--dead": "",
+                "--latest-by": "Of the tasks with one value in FIELD only the newest.",
+                "--newest": "Only the N that ended last.",
+                "--inputs-of": "Only what the join of TASK waited for.",
+            },
+            "Output": {"--json": ""},
+        },
+    ),
     "slurm": Short(
         "Submit a Slurm job whose elements are workers, and print its id. Each element executes 'fsqueue run Q -- "
         "COMMAND'. Options of 'fsqueue run' go to the workers, all others to sbatch.",

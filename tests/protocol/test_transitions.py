@@ -504,7 +504,7 @@ def test_a_task_that_ends_while_its_payload_is_looked_for_is_not_attached_to(q: 
             return
         fs = CrashingFilesystem(str(q.path), at=5 if how == "half completed" else 1000)
         with suppress(Crash):
-            Queue(q.path, filesystem=fs).attach(task.token).complete()
+            Queue(q.path, filesystem=fs, clock=q.store.clock).attach(task.token).complete()
 
     other = Queue(q.path, filesystem=Meanwhile(str(q.path), "queue", ends))
     with pytest.raises(LeaseLost if how == "half completed" else TaskNotFound) as caught:
