@@ -189,6 +189,18 @@ class Leaser:
             self.store.full = limits.full if self.is_held_up else None
         return self.is_held_up
 
+    def _is_held_up_by_now(self) -> bool:
+        """Return whether the limits of the queue allow no more by now. Call it in a look after a step in vain.
+
+        It reads `queue.jsonl` again a second after the last time: limits may have begun during this look, and a lessee
+        that does not know of them would lease without a slot. QueueNotFound. A purge is noted after the look.
+        """
+        store = self.store
+        if store.queue_file.is_fresh():
+            return False
+        store.refresh(now=True)
+        return store.queue_state.is_limited and not self._limits().has_room(self.current)
+
     def _note_full(self, holds_none: bool) -> None:
         """Note that the limits of the queue allow no more leases. `holds_none`: the look has leased nothing, so they
         are the reason.
@@ -373,6 +385,9 @@ class Leaser:
                     fruitless, anew = 1, anew - 1
                 busy.clear()
                 selection.sweep()
+                if self._is_held_up_by_now():
+                    self._note_full(not held)
+                    return
                 continue
             got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             for _ in range(SLOTS_ANEW):
@@ -392,6 +407,9 @@ class Leaser:
                 got = self._outwait(locked, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
                 got = BUSY if locked else got
                 waited_s += store.clock.monotonic() - begin
+            if not isinstance(got, list) and self._is_held_up_by_now():
+                self._note_full(not held)
+                return
             if got in (BUSY, UNDECIDED):
                 busy[name.batch] = name
             elif isinstance(got, list) and got:
@@ -429,6 +447,10 @@ class Leaser:
         while busy and not is_over:
             clock.sleep(backoff.next_s())
             is_over = clock.monotonic() >= until
+            if self._is_held_up_by_now():
+                self._note_full(True)
+                busy.clear()
+                return []
             for name in list(busy.values()):
                 got = self._from_head(name, most, asked, lease_ms, solo)
                 if got is LIMITED:

@@ -21,7 +21,7 @@ from fsqueue.format.groups import group_file, slots_file
 from fsqueue.format.layout import read_queue_state
 from fsqueue.format.names import queue_directory
 from fsqueue.fsck import fsck_lost
-from fsqueue.protocol import all_limits
+from fsqueue.protocol import all_limits, leasing
 from fsqueue.protocol.limiting import SETTLE_S
 from fsqueue.storage import group_directory, group_slots, queue_changes
 from fsqueue.storage import slots as slot_files
@@ -440,6 +440,32 @@ def test_a_worker_that_is_killed_leaves_a_slot_too_many_and_never_one_too_few(
     clock.advance(11)
     c = at("c")
     assert sum(len(c.lease(9)) for _ in range(5)) == 3
+
+
+@pytest.mark.parametrize("of", ["group", "queue", "queue by a field"])
+def test_limits_that_begin_while_a_lessee_waits_for_a_batch_hold_for_it(
+    group: Group, at: Opened, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """It has read `queue.jsonl` before they were set, and is not stopped: only its look takes long."""
+    a, from_batch = at("a"), leasing.Leaser._from_batch
+
+    def is_busy_once(*args: object, **more: object) -> object:
+        monkeypatch.setattr(leasing.Leaser, "_from_batch", from_batch)
+        if of == "group":
+            group.set_limits(max_leased=2)
+            assert len(at("b").lease(9)) == 2
+        elif of == "queue":
+            at("a").change_settings(max_leased=2)
+        else:
+            at("a").change_settings(limit={"n": 1})
+        assert of == "group" or len(at("a").lease(2)) == 2
+        return leasing.BUSY
+
+    monkeypatch.setattr(leasing.Leaser, "_from_batch", is_busy_once)
+    assert len(a.lease(20)) == (18 if of == "queue by a field" else 0)
+    if of == "queue by a field":
+        a.insert({"n": 5})
+        assert a.lease(1) == []
 
 
 def test_the_slot_of_a_lease_that_has_run_out_comes_back_and_it_cannot_be_renewed(
