@@ -181,7 +181,7 @@ SHORT = {
         "on a terminal, elsewhere JSON Lines.",
         {
             "Which tasks": {
-                "--match": "Of a group: only queues whose whole names match.",
+                "--match": "",
                 "--where": "Only those with, for instance, 'result.loss<0.1'.",
                 "--dead": "",
                 "--latest-by": "Of the tasks with one value in FIELD only the newest.",

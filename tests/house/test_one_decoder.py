@@ -40,6 +40,7 @@ DECODERS = {
     "fsqueue/worker/child.py": "messages between a worker and its children",
     "fsqueue/worker/child_processes.py": "the same",
     "fsqueue/worker/child_messages.py": "the same",
+    "fsqueue/pickled.py": "the header of a text whose signature was compared",
     "fsqueue/worker/listed_functions.py": "what an executor has written into memory that it shares with its worker",
     "fsqueue/worker/handlers.py": "what it has encoded itself a line before",
     "cli/campaign.py": "what a job of the same campaign has encoded",

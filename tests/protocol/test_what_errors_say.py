@@ -576,6 +576,7 @@ OTHERS = {
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/compat/taskqueue.py": "an argument that is refused first",
     "fsqueue/arguments.py": "an argument that is refused first",
+    "fsqueue/executor/named_calls.py": "said before a commit is published: tests/executor/test_named_calls.py",
     "fsqueue/service/streaming.py": "lines of a gateway's client: tests/service/test_bodies.py",
     "fsqueue/spark/options.py": "an option that is refused first",
     "fsqueue/storage/queue_changes.py": "the queue is gone",
