@@ -651,11 +651,11 @@ def _prove_lock(locked: LockedBatch) -> None:
     """Prove that the log of a batch is locked still, before slots are given back by what it said. OSError if not.
 
     A client of a file server may have lost its locks since it read the log. Another process may have leased from the
-    batch then: its slot looks like one whose lease was never recorded. Most clients refuse the read; else the other
-    process's record is there.
+    batch then: its slot looks like one whose lease was never recorded. To lock once more asks the server, which refuses
+    it while another process holds the lock. Afterwards that process's record is read.
     """
     fs, log = locked.store.fs, locked.log
-    if fs.shared and fs.pread(log.fd, TAIL_BYTES, log.end + log.torn):
+    if fs.shared and (not fs.try_lock(log.fd) or fs.pread(log.fd, TAIL_BYTES, log.end + log.torn)):
         raise OSError(errno.ESTALE, "the lock was lost", log.path)
 
 
