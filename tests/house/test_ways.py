@@ -96,6 +96,7 @@ LOCKS = {
     "fsqueue.protocol.fast_path.complete_in_hand": "the same",
     "fsqueue.protocol.fast_path.exchange_next": "the same",
     "fsqueue.protocol.fast_path.insert_next": "the same",
+    "fsqueue.protocol.limiting._prove_lock": "the same, once more: the file server may have forgotten the lock",
     "fsqueue.storage.staging.stage_as": "what lives as long as its author",
     "fsqueue.storage.staging.is_held": "the same",
     "fsqueue.storage.commits._proposed": "the same",
