@@ -300,6 +300,7 @@ class PendingCalls:
             self._is_shut = self._is_shut or self._executor() is None
             while (wait_s := self._due_at() - self._now()) > 0:
                 self._changed.wait(wait_s)
+                self._is_shut = self._is_shut or self._executor() is None
                 if self._is_over():
                     return False
             if self._is_over():

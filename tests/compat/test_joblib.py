@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -13,9 +14,18 @@ from joblib import Parallel, delayed, parallel_config
 from fsqueue import InvalidArgument, Queue, pickled
 from fsqueue.compat.joblib import FsqueueBackend
 from tests.executor.called import double
+from tests.executor.conftest import wait_for_threads
 from tests.waiting import until
 
 pytestmark = pytest.mark.once
+
+
+@pytest.fixture(autouse=True)
+def executors_end() -> Iterator[None]:
+    """Let no executor of a backend go on beside the tests that follow: it ends once its backend is collected."""
+    yield
+    gc.collect()
+    wait_for_threads()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures as cf
 import errno
 import functools
+import gc
 import math
 import os
 import signal
@@ -71,6 +72,16 @@ def test_an_own_worker_calls_what_has_a_name_and_nothing_is_left_of_it(queue: Qu
         worker, child = own_worker(executor), executor.submit(called.process).result(PATIENCE_S)
         assert worker != child
     until(lambda: not is_there(worker) and not is_there(child), "the end of the worker")
+
+
+def test_an_executor_that_is_forgotten_at_rest_ends_its_worker(queue: Queue) -> None:
+    executor = Executor(queue, workers=1)
+    assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+    calls, pid = executor._calls, own_worker(executor)
+    until(lambda: not calls._told and calls._changed._waiters, "its thread to be at rest")  # type: ignore[attr-defined]
+    del executor
+    gc.collect()
+    until(lambda: not is_there(pid), "the worker to end")
 
 
 def test_a_payload_calls_nothing_that_the_driver_has_not_named(queue: Queue) -> None:
