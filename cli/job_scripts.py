@@ -17,13 +17,59 @@ import click
 from fsqueue.cluster.controller import ScriptController
 
 from .campaign import JOBS_MAX, Campaign, Capacity, Relay, short_name
-from .common import NOTHING_EXIT, json_option, path_of, queue_at
+from .common import NOTHING_EXIT, example, json_option, path_of, queue_at
 from .options import seconds_in
 from .printing import complain, print_done, print_json, say
 
 SCRIPT_BYTES_MAX = 1 << 20
 _RUNTIME = re.compile(rb"--max-runtime[=\s]+['\"]?([0-9A-Za-z:.-]+)")
 _WORKER = re.compile(rb"^[^#\n]*\bfsqueue\s+run\s(.*)$", re.MULTILINE)
+
+
+EXAMPLE = """fsqueue {name} Q worker.{name} --max-jobs 4     # for weeks
+fsqueue {name} Q worker.{name} --fill 20        # as many jobs as the tasks need
+fsqueue {name} --stop Q"""
+HELP = """Submit SCRIPT to {title} as jobs that replace themselves.
+
+SCRIPT is a job script of your own, with its '{directive}' lines. Before the worker it has the line
+
+\b
+    fsqueue {name} "$Q" "$0" || exit 0
+
+There each job, as its first step, submits its successor, which begins when that job has ended. So a job that is
+killed, or reaches its time limit, has one, too. No more than --max-jobs work at once: a job that finds another one
+of its place running ends at once. A job that finds the queues drained or paused ends, too, and submits none. Nor
+does it if no task fits the time limit. Failed jobs do not end the campaign.
+
+With --fill N there are no more jobs than the tasks need within the time limit of SCRIPT, by the durations measured
+so far. Each job that begins reckons again, and submits those that are missing.
+
+'fsqueue {name} --stop Q' does, where Q is the first of its queues: jobs that wait are cancelled, and workers with
+--stoppable finish the tasks at work. docs/schedulers.md has a whole script.
+
+\b
+Exit codes:
+  1    {submit} is not here, or has refused the job; with --stop, jobs could not be cancelled
+  2    SCRIPT lacks the line, or asks for an array
+  3    nothing to do: no task is left in the queues, or this job ends at once
+"""
+
+
+def script_command(controller: ScriptController) -> click.Command:
+    """Return the command of a scheduler."""
+    words = {
+        "name": controller.name,
+        "title": controller.title,
+        "submit": controller.submit_command,
+        "directive": controller.limit_option.split()[0],
+    }
+
+    @click.command(controller.name, help=HELP.format(**words), epilog=example(EXAMPLE.format(**words)))
+    @script_options
+    def command(**given: Any) -> None:
+        submit_script(controller, **given)
+
+    return command
 
 
 def script_options(function: Callable[..., None]) -> Callable[..., None]:
