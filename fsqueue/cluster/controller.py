@@ -182,7 +182,7 @@ def how_it_ended(exit_status: int, elapsed_s: float | None, limit_s: float | Non
 
 
 def local_time(form: str, after_s: float) -> str:
-    """Return the time by this host's clock that is in so many seconds."""
+    """Return this host's local time a number of seconds from now."""
     return time.strftime(form, time.localtime(time.time() + after_s))
 
 

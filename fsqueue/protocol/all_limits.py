@@ -47,7 +47,7 @@ def begin_in(group: GroupDirectory, by: Clocks, own: Store | None = None) -> Non
     limits = group.read_anew().limits
     if limits is not None and not group_slots.is_whole(domain_of(group.fs), group_slots.read(group, limits.epoch)):
         group_slots.mark_all(group, by)
-        by.clock.sleep(SETTLE_S)  # since the last mark, whoever has written it
+        by.clock.sleep(SETTLE_S)  # since the last mark, of this process or another one
         group_slots.make(group, by, limits, own)
 
 
