@@ -196,7 +196,7 @@ PLANS = {
     ),
     "docs/cheat-sheet.md": Plan(
         instead={
-            "Q TASK": "Q $(fsqueue ls Q --state completed --limit 1 --json | grep -om1 '01[0-9a-f]*\\.[0-9]*')",
+            "Q TASK": "Q $(fsqueue ls Q --state completed --limit 1 --json | grep -om1 '01[0-9a-f]\\{30\\}\\.[0-9]*')",
             "fsqueue run Q -j 2 --gpus": "CUDA_VISIBLE_DEVICES=0,1 fsqueue run Q -j 2 --gpus",
         },
         files={
