@@ -329,7 +329,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     finally:  # of those in other batches, too, when one batch stayed locked
         for task in tasks:
             task.until_ms = ends.get((task.batch, task.index, task.lease), task.until_ms)
-    store.logs.let_go()  # a worker whose tasks take long does not look for others
+    store.logs.let_go_seldom()  # a worker whose tasks take long does not look for others
     losses.check()
 
 

@@ -30,6 +30,10 @@ OPEN_LOGS_MIN = 2
 """Number of logs of one queue that may stay open in any case."""
 UNUSED_S = 10.0
 """Seconds without use after which a process that finds nothing to do closes a log, within twice this time."""
+SELDOM_S = 1.0
+"""Shortest time between two looks for logs to close, of a process that renews leases. Renewals may follow each other at
+once, and each look asks the system about each open log.
+"""
 CHECKED = 2
 """Number of other logs that are looked at when one is opened. With one, those of finished batches would become no fewer
 in a process that leaves each log behind.
@@ -65,6 +69,8 @@ class OpenLogs:
         self._mutex = resources.Mutex()
         self._passed_at = -math.inf
         """Time at which `let_go` last began to look for logs that are not used (monotonic clock)."""
+        self._let_go_at = -math.inf
+        """Time at which `let_go_seldom` last called `let_go` (monotonic clock)."""
         self.followers: WeakTable[Follower, None] = WeakTable()
         """Objects beside the logs that have descriptors of the queue's logs."""
         _everywhere[self] = None
@@ -130,6 +136,13 @@ class OpenLogs:
         """
         for logs in (self, *beside(self)):
             logs.let_go_of_own()
+
+    def let_go_seldom(self) -> None:
+        """Do what `let_go` does, unless this queue has done so within a second: for callers that come often."""
+        now = self._clock.monotonic()
+        if now - self._let_go_at >= SELDOM_S:
+            self._let_go_at = now
+            self.let_go()
 
     def let_go_of_own(self) -> None:
         """Do what `let_go` does in this queue."""

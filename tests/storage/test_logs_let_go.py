@@ -20,7 +20,7 @@ import pytest
 from fsqueue import Group, LeasedTask, LeaseLost, Queue, connect
 from fsqueue.clock import ManualClock
 from fsqueue.storage.locked_batch import LockedBatch
-from fsqueue.storage.open_logs import CHECKED, UNUSED_S, OpenLogs
+from fsqueue.storage.open_logs import CHECKED, SELDOM_S, UNUSED_S, OpenLogs
 from tests.gateways import gateways
 from tests.waiting import PATIENCE_S, until
 
@@ -336,6 +336,20 @@ def test_a_log_that_is_used_stays_and_one_that_was_not_for_a_while_is_closed(q: 
     other.complete()
     one.complete()
     assert q.status().completed == 2
+
+
+def test_renewals_that_follow_each_other_look_once_a_second(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert("a")
+    [task] = q.lease()
+    asked: list[OpenLogs] = []
+    monkeypatch.setattr(OpenLogs, "let_go_of_own", lambda logs: asked.append(logs))
+    for looks in (1, 2):
+        for _ in range(5):
+            task.renew(1000)
+        assert [logs is q.store.logs for logs in asked].count(True) == looks
+        clock.advance(SELDOM_S)
 
 
 def test_a_log_that_waits_for_a_decision_stays(q: Queue, clock: ManualClock) -> None:
