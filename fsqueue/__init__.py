@@ -99,7 +99,7 @@ _HOMES = {
     "WorkerReport": "fsqueue.worker",
     "as_completed": "fsqueue.poll",
     "connect": "fsqueue.client",
-    "lease": "fsqueue.several",
+    "lease": "fsqueue.several_queues",
     "queues": "fsqueue.storage.discovery",
     "task": "fsqueue.functions",
     "wait": "fsqueue.poll",
@@ -171,7 +171,7 @@ if TYPE_CHECKING:
     from fsqueue.leased_task import LeasedTask
     from fsqueue.poll import Poll, as_completed, wait
     from fsqueue.queue import Queue
-    from fsqueue.several import lease
+    from fsqueue.several_queues import lease
     from fsqueue.storage.discovery import queues
     from fsqueue.storage.nodes import FailingNode
     from fsqueue.then import Then

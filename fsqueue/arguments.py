@@ -27,7 +27,7 @@ from fsqueue.format import layout, names, priority, task_file
 from fsqueue.format.layout import FIELD_CHARS_MAX, REASON_CHARS_MAX, Settings
 from fsqueue.format.models import NEWEST_MAX, Task, TaskRef, TellsOfTasks
 from fsqueue.format.names import Batch
-from fsqueue.format.plain import plain
+from fsqueue.format.plain_values import plain
 from fsqueue.format.results import encode_result
 from fsqueue.interruptions import is_interruption
 from fsqueue.leased_task import LeasedTask

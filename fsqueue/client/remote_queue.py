@@ -68,7 +68,7 @@ from fsqueue.format.models import (
     TaskInfo,
     TaskRef,
 )
-from fsqueue.format.plain import plain
+from fsqueue.format.plain_values import plain
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses, result_of
 from fsqueue.protocol import encoding, insert_errors, transitions

@@ -18,7 +18,7 @@ BYTES_MAX = 1024
 
 
 def fault(value: object) -> str | None:
-    """Return why a value is not a valid key, which is a str itself (see `plain`); None if it is valid."""
+    """Return why a value is not a valid key, which is a str itself (see `plain_values`); None if it is valid."""
     if type(value) is not str:
         return f"a key is a text, not {type(value).__name__}: make a text of it"
     try:

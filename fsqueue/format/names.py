@@ -18,7 +18,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fsqueue.clock import MS_MAX, Entropy
 from fsqueue.errors import InvalidArgument, in_unicode
-from fsqueue.format.plain import plain
+from fsqueue.format.plain_values import plain
 from fsqueue.format.priority import LAST, Rank, in_name, rank_in_name
 
 QueueId = NewType("QueueId", str)

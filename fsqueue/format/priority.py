@@ -12,7 +12,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import orjson
 
-from fsqueue.format.plain import plain
+from fsqueue.format.plain_values import plain
 
 Priority = str | int
 """A priority as users give it, and as task lines and records hold it."""

@@ -40,7 +40,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
 from fsqueue.protocol import waiting
 from fsqueue.queue import Queue
-from fsqueue.storage import group_directory, unopened
+from fsqueue.storage import group_directory, unopened_queues
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory, GroupFileLost
 from fsqueue.storage.store import Store
@@ -137,7 +137,7 @@ class GroupQueues(Selected):
                 continue
             try:
                 with resources.Scope():
-                    left = unopened.remaining(group.directory(), directory)
+                    left = unopened_queues.remaining(group.directory(), directory)
                 is_meant = (queue.status(exact=False).remaining if left is None else left) >= tasks_min
             except NotAQueue:
                 continue

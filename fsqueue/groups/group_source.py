@@ -23,7 +23,7 @@ from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue, drained_behind_barriers
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until, put_back_dropped
-from fsqueue.protocol.several import Several, Watch
+from fsqueue.protocol.queue_watches import Several, Watch
 from fsqueue.protocol.waiting import tell_of_end, wait
 from fsqueue.queue import Queue
 from fsqueue.storage.store import Store

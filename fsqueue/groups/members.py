@@ -23,10 +23,10 @@ from fsqueue.format.groups import bell_of
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.drain_check import Source
 from fsqueue.groups.queue_selection import Selected
-from fsqueue.protocol.several import Watch
+from fsqueue.protocol.queue_watches import Watch
 from fsqueue.protocol.waiting import AGAIN_S
 from fsqueue.queue import Queue
-from fsqueue.storage import unopened
+from fsqueue.storage import unopened_queues
 
 logger = logging.getLogger("fsqueue")
 
@@ -125,7 +125,7 @@ class _OfOne:
         known, group = self.closed.get(directory), self.selected.group.directory()
         mark = group.bells.mark(bell_of(directory))
         bell = self.bell(directory)  # before the look: what is inserted after it rings once more
-        if unopened.remaining(group, directory) != 0:
+        if unopened_queues.remaining(group, directory) != 0:
             return False
         # A process that has rung just now may insert without a further notification: see `Doorbell`.
         is_rung = bell != b"" and (known is None or bell != known.bell)

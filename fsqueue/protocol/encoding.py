@@ -11,7 +11,7 @@ from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import keys, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
 from fsqueue.format.models import Task
-from fsqueue.format.plain import plain
+from fsqueue.format.plain_values import plain
 from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
 from fsqueue.interruptions import let_out
 from fsqueue.storage.store import Store

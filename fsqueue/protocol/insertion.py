@@ -32,7 +32,7 @@ from fsqueue.protocol.encoding import (
     moment,
 )
 from fsqueue.protocol.insert_errors import AppendFailed
-from fsqueue.protocol.overtaken import TRIES, is_overtaken
+from fsqueue.protocol.insert_retries import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store

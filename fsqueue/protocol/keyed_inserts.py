@@ -27,7 +27,7 @@ from fsqueue.interruptions import let_out
 from fsqueue.protocol import deciding, finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
-from fsqueue.protocol.overtaken import TRIES, is_overtaken
+from fsqueue.protocol.insert_retries import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
 from fsqueue.storage import insert_ids, journals, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile

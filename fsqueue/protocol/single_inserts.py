@@ -35,7 +35,7 @@ from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import fast_path, finishing, sealing, transitions
 from fsqueue.protocol.encoding import NOW, Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
-from fsqueue.protocol.overtaken import TRIES, is_overtaken
+from fsqueue.protocol.insert_retries import TRIES, is_overtaken
 from fsqueue.storage import history, journals, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.logs import is_retired

@@ -102,7 +102,7 @@ class GroupDirectory:
         self._measurement = LatestMeasurement()
         self.left_in_logs: dict[str, tuple[Stamp, int]] = {}
         """Number of tasks that a log of an open batch said to be left, by the log's path, and the log's stamp then:
-        `unopened`."""
+        `unopened_queues`."""
         try:
             self._stamp, self.state = self._read()
         except GroupNotFound:

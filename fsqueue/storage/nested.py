@@ -17,7 +17,7 @@ import orjson
 
 from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
 from fsqueue.filesystem import NOT_FILES, Filesystem, PassingOverStrays, directories_above
-from fsqueue.filesystem.above import files_above
+from fsqueue.filesystem.parent_directories import files_above
 from fsqueue.format.layout import SETTINGS_FILE, read_queue_state, settings_file
 from fsqueue.interruptions import let_out
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _LAZY = {
-    "OUTPUTS": "fsqueue.worker.passing",
+    "OUTPUTS": "fsqueue.worker.output_relay",
     "SILENT_S": "fsqueue.worker.sources",
     "TASKS_PER_COMMAND_MAX": "fsqueue.worker.limits",
     "Away": "fsqueue.worker.sources",
     "Event": "fsqueue.worker.report",
-    "Output": "fsqueue.worker.passing",
+    "Output": "fsqueue.worker.output_relay",
     "Worker": "fsqueue.worker.worker",
     "WorkerReport": "fsqueue.worker.report",
     "check_command": "fsqueue.worker.scripts",
@@ -29,7 +29,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.filesystem.processes import no_second_python
     from fsqueue.worker.limits import TASKS_PER_COMMAND_MAX
-    from fsqueue.worker.passing import OUTPUTS, Output
+    from fsqueue.worker.output_relay import OUTPUTS, Output
     from fsqueue.worker.report import Event, WorkerReport
     from fsqueue.worker.scripts import check_command, check_program, names_launcher
     from fsqueue.worker.sources import SILENT_S, Away

@@ -27,7 +27,7 @@ from fsqueue.groups.queue import GroupQueue, HasQueues, drained_behind_barriers
 from fsqueue.groups.queue_selection import Selected
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol.several import Several, SeveralRoots, Watch
+from fsqueue.protocol.queue_watches import Several, SeveralRoots, Watch
 from fsqueue.protocol.waiting import BELL_S, limit_news, pause_news, tell_of_end
 from fsqueue.queue import Queue
 from fsqueue.storage import copies

@@ -12,7 +12,7 @@ from fsqueue.errors import FULL, FsqueueError, InvalidArgument, from_os_error
 from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker.limits import STALL_S
-from fsqueue.worker.passing import Output
+from fsqueue.worker.output_relay import Output
 
 
 class SharedCommand:

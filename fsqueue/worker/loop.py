@@ -28,8 +28,8 @@ from fsqueue.worker.feeding import Fed, Feeder
 from fsqueue.worker.jobs import Job, JobExecutor, capacity
 from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX, Limits, stop_time
 from fsqueue.worker.output import OutputWriter
+from fsqueue.worker.output_relay import PassOn
 from fsqueue.worker.pace import Pace
-from fsqueue.worker.passing import PassOn
 from fsqueue.worker.report import Tell, Teller, WorkerReport
 from fsqueue.worker.settling import (
     RETRY_S,

@@ -1,4 +1,4 @@
-"""The output of commands and functions: passed on (`passing`), its tail remembered, all of it kept where asked for.
+"""The output of commands and functions: passed on (`output_relay`), its tail remembered, all kept where asked for.
 
 A process that an ended command has left behind may still print (`Leftovers`).
 
@@ -25,7 +25,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.marks import Marks
-from fsqueue.worker.passing import Channel, Exits, Output, PassOn
+from fsqueue.worker.output_relay import Channel, Exits, Output, PassOn
 
 TAIL_BYTES = 4096
 """Number of bytes of what was printed that are kept as the reason of a failure."""

@@ -29,7 +29,7 @@ from fsqueue.worker.handler_threads import WARNING, Threads
 from fsqueue.worker.jobs import How, JobExecutor
 from fsqueue.worker.limits import FAILURES_FIRST, TASKS_PER_COMMAND_MAX, Limits, Moves
 from fsqueue.worker.loop import Loop
-from fsqueue.worker.passing import OUTPUTS, Output, PassOn
+from fsqueue.worker.output_relay import OUTPUTS, Output, PassOn
 from fsqueue.worker.report import Event, Tell, WorkerReport, nobody
 from fsqueue.worker.sources import Away, RemoteSource, sources_of
 from fsqueue.worker.spawning import ProcessExecutor

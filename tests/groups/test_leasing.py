@@ -173,8 +173,8 @@ def test_tasks_are_leased_before_all_queues_were_looked_into(group: Group, monke
     first = group.directory().directories()[0]  # each lessee begins there, by this chance
     group[first].insert("first")
     looks: list[object] = []
-    real = members.unopened.remaining
-    monkeypatch.setattr(members.unopened, "remaining", lambda *args: looks.append(args) or real(*args))
+    real = members.unopened_queues.remaining
+    monkeypatch.setattr(members.unopened_queues, "remaining", lambda *args: looks.append(args) or real(*args))
     assert [task.payload for task in group.lease()] == ["first"]
     assert len(looks) < 10
     assert group.lease() == []

@@ -16,7 +16,7 @@ LAYERS = (
     "interruptions", "errors", "checks", "simulation", "weak_table", "forks", "clock", "filesystem", "format",
     "user_code", "cluster", "storage", "leased_task", "protocol", "views", "verbs", "upkeep", "doctor",
     "administration", "arguments", "fsck", "maintenance", "commit", "new_rows", "poll", "asyncpoll", "queue",
-    "several", "groups", "functions", "then", "pickled", "worker", "metrics", "webpages", "spark", "client",
+    "several_queues", "groups", "functions", "then", "pickled", "worker", "metrics", "webpages", "spark", "client",
     "executor", "compat", "service", "__main__",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""

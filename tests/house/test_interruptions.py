@@ -13,7 +13,7 @@ from tests.house.source import PACKAGE, TOP, imported, nodes
 
 CALLERS = (
     "filesystem", "storage", "protocol", "groups", "upkeep", "views", "fsck", "cluster",
-    "administration.py", "commit.py", "maintenance.py", "poll.py", "queue.py", "several.py",
+    "administration.py", "commit.py", "maintenance.py", "poll.py", "queue.py", "several_queues.py",
 )  # fmt: skip
 FILES = [
     path

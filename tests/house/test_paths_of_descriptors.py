@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.house.source import TOP, code, imported, parse
 
 PLACES = {
-    "fsqueue/filesystem/above.py",
+    "fsqueue/filesystem/parent_directories.py",
     "fsqueue/filesystem/beneath.py",
     "fsqueue/filesystem/changes.py",
     "fsqueue/filesystem/open_directories.py",

@@ -249,7 +249,7 @@ SCANS = {
     "fsqueue.storage.retrying": 1,
     "fsqueue.storage.slots": 1,
     "fsqueue.storage.staging": 2,
-    "fsqueue.storage.unopened": 2,
+    "fsqueue.storage.unopened_queues": 2,
     "fsqueue.upkeep.collect": 5,
     "fsqueue.upkeep.key_files": 2,
     "fsqueue.upkeep.trash": 3,

@@ -13,7 +13,7 @@ import fsqueue
 from fsqueue import InvalidArgument, Pause, Queue, QueueNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.format.layout import REASON_CHARS_MAX, pause_record
-from fsqueue.protocol.several import Several, Watch
+from fsqueue.protocol.queue_watches import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
 from tests.support import QueueFactory
 

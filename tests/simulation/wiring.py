@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import fsqueue.fsck  # noqa: F401 - a verb would import it on a simulated machine, and take parts of that for the real one
-from fsqueue import administration, forks, several
+from fsqueue import administration, forks, several_queues
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
@@ -278,7 +278,7 @@ def begin_anew() -> None:
     owned.fds.clear()
     owned.sections.clear()
     owned.fresh.clear()
-    vars(several._turns).clear()
+    vars(several_queues._turns).clear()
 
 
 _tellers: set[int] = set()

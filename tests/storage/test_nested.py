@@ -12,7 +12,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue
 from fsqueue.filesystem import Filesystem
-from fsqueue.filesystem.above import FileAbove
+from fsqueue.filesystem.parent_directories import FileAbove
 from fsqueue.format import names
 from fsqueue.format.layout import FORMAT
 from fsqueue.storage import commits, nested

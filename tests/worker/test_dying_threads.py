@@ -17,7 +17,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import feeding, handlers, loop, passing, settling, sources
+from fsqueue.worker import feeding, handlers, loop, output_relay, settling, sources
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker.support import until_there
@@ -153,7 +153,7 @@ def test_a_renewer_that_dies_ends_the_worker(
 def test_an_outlet_that_dies_ends_the_worker(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
-    monkeypatch.setattr(passing, "write_all", unexpected(TypeError("what")))
+    monkeypatch.setattr(output_relay, "write_all", unexpected(TypeError("what")))
     queue.insert_many([{"do": "print", "text": "x" * 3_000_000}] * 3)
     command = ["head", "-c", "3000000", "/dev/zero"]
     how: dict[str, Any] = {"command": command} if kind == "command" else {"handler": "tests.worker.tasks:obey"}

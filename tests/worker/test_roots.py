@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Group, Queue, Worker
-from fsqueue.protocol.several import Watch
+from fsqueue.protocol.queue_watches import Watch
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import inspection

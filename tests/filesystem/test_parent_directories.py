@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue.filesystem import above
-from fsqueue.filesystem.above import files_above, other_paths
+from fsqueue.filesystem import parent_directories
+from fsqueue.filesystem.parent_directories import files_above, other_paths
 
 pytestmark = pytest.mark.once
 
@@ -88,5 +88,5 @@ def test_neither_the_name_by_which_it_was_opened_nor_a_move_matters(tmp_path: Pa
 
 def test_without_numbers_of_mounts_the_root_is_where_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("found")
-    monkeypatch.setattr(above, "_mount_number", lambda fd: -1)
+    monkeypatch.setattr(parent_directories, "_mount_number", lambda fd: -1)
     assert found_from(tmp_path, "file") == [b"found"]

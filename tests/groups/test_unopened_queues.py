@@ -11,7 +11,7 @@ import pytest
 
 from fsqueue import Group, Queue
 from fsqueue.format import names
-from fsqueue.storage import unopened
+from fsqueue.storage import unopened_queues
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 from tests.prepared import ByHand
@@ -51,7 +51,7 @@ def group(tmp_path: Path) -> Group:
 
 
 def seen(group: Group) -> int | None:
-    return unopened.remaining(group.directory(), names.queue_directory("q"))
+    return unopened_queues.remaining(group.directory(), names.queue_directory("q"))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -128,7 +128,9 @@ def test_it_says_that_it_cannot_tell(group: Group, change: str) -> None:
 def test_an_update_that_is_prepared_is_decided_elsewhere(tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "g")
     by_hand.prepare()
-    assert [unopened.remaining(by_hand.group.directory(), one.directory) for one in (by_hand.first, by_hand.then)] == [
+    assert [
+        unopened_queues.remaining(by_hand.group.directory(), one.directory) for one in (by_hand.first, by_hand.then)
+    ] == [
         None,
         None,
     ]

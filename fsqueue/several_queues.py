@@ -14,7 +14,7 @@ from fsqueue.filesystem import resources
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import put_back_dropped
-from fsqueue.protocol.several import Several, Watch
+from fsqueue.protocol.queue_watches import Several, Watch
 from fsqueue.protocol.waiting import wait
 from fsqueue.queue import Queue
 

@@ -7,7 +7,7 @@ import pytest
 from fsqueue import LeasedTask, Queue, Task
 from fsqueue.clock import ManualClock
 from fsqueue.format.priority import Rank
-from fsqueue.protocol.several import ASKING_SHARE, BELIEVED_S, Several, Watch
+from fsqueue.protocol.queue_watches import ASKING_SHARE, BELIEVED_S, Several, Watch
 from tests.support import QueueFactory
 
 pytestmark = pytest.mark.once

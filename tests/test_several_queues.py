@@ -18,7 +18,7 @@ import pytest
 import fsqueue
 from fsqueue import Group, InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError, Task
 from fsqueue.clock import ManualClock
-from fsqueue.protocol import several, waiting
+from fsqueue.protocol import queue_watches, waiting
 from fsqueue.storage import listening
 from fsqueue.worker import Worker
 from tests.disks import small_disk
@@ -77,15 +77,15 @@ def test_a_task_whose_lease_runs_out_during_the_call_is_given_once(
     three: list[Queue], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker is stopped in the middle of its call, which finds the task again: the first lease is of no use."""
-    take, stops = several.Watch.take, [3600.0]
+    take, stops = queue_watches.Watch.take, [3600.0]
 
-    def stopped(watch: several.Watch, n: int, bound: bytes) -> list[LeasedTask]:
+    def stopped(watch: queue_watches.Watch, n: int, bound: bytes) -> list[LeasedTask]:
         got = take(watch, n, bound)
         if got and stops:
             clock.advance(stops.pop())
         return got
 
-    monkeypatch.setattr(several.Watch, "take", stopped)
+    monkeypatch.setattr(queue_watches.Watch, "take", stopped)
     three[0].insert("a")
     three[1].insert("b")
     got = fsqueue.lease(three[:2], 4)
@@ -317,7 +317,7 @@ def test_after_many_names_that_promised_too_much_what_a_queue_has_is_taken(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look stays bounded, as it does at one queue."""
-    monkeypatch.setattr(several, "OVERPROMISED_MAX", 3)
+    monkeypatch.setattr(queue_watches, "OVERPROMISED_MAX", 3)
     queues = [Queue(queue_factory(name, shards=1).path, clock=clock) for name in "ab"]
     for number, queue in enumerate(queues):
         for batch in range(10):

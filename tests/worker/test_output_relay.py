@@ -15,9 +15,9 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.filesystem.outputs import Spool
-from fsqueue.worker import passing
+from fsqueue.worker import output_relay
 from fsqueue.worker.output import OutputWriter
-from fsqueue.worker.passing import Channel, Exits
+from fsqueue.worker.output_relay import Channel, Exits
 from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, shell_until, time_out, until_there
 
@@ -44,8 +44,8 @@ def printed() -> Printed:
 @pytest.fixture
 def exits(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Exits:
     """Standard output and error that lead to one file."""
-    monkeypatch.setattr(passing, "is_same_file", lambda one, other: True)
-    monkeypatch.setattr(passing, "is_terminal", lambda fd: False)
+    monkeypatch.setattr(output_relay, "is_same_file", lambda one, other: True)
+    monkeypatch.setattr(output_relay, "is_terminal", lambda fd: False)
     return Exits(printed)
 
 
@@ -87,8 +87,8 @@ def test_a_last_line_without_an_end_gets_one_only_where_others_follow(
 
 
 def test_on_a_terminal_the_last_line_is_ended(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "is_terminal", lambda fd: fd == 1)
-    monkeypatch.setattr(passing, "is_same_file", lambda one, other: False)
+    monkeypatch.setattr(output_relay, "is_terminal", lambda fd: fd == 1)
+    monkeypatch.setattr(output_relay, "is_same_file", lambda one, other: False)
     exits = Exits(printed)
     for ours in (1, 2):
         channel = Channel(exits, ours, "group", False)
@@ -129,10 +129,10 @@ def test_what_comes_after_the_end_comes_in_lines(exits: Exits, printed: Printed)
 def test_a_line_without_end_is_not_held_back_for_ever(exits: Exits, printed: Printed) -> None:
     one, _ = channels(exits, "line", tags=True)
     for _ in range(3):
-        one.take(b"x" * passing.LINE_BYTES_MAX)
-    assert len(printed.all) >= 2 * passing.LINE_BYTES_MAX
+        one.take(b"x" * output_relay.LINE_BYTES_MAX)
+    assert len(printed.all) >= 2 * output_relay.LINE_BYTES_MAX
     one.end()
-    assert printed.all == b"task-0\t" + b"x" * 3 * passing.LINE_BYTES_MAX
+    assert printed.all == b"task-0\t" + b"x" * 3 * output_relay.LINE_BYTES_MAX
 
 
 def test_a_large_group_is_held_back_in_a_file(exits: Exits, printed: Printed) -> None:
@@ -141,7 +141,7 @@ def test_a_large_group_is_held_back_in_a_file(exits: Exits, printed: Printed) ->
     for at in range(0, len(text), 10_000):
         one.take(text[at : at + 10_000])
     assert one._group is not None
-    assert len(one._group._memory) <= passing.GROUP_BYTES
+    assert len(one._group._memory) <= output_relay.GROUP_BYTES
     assert printed.all == b""
     one.end()
     assert printed.all == text
@@ -157,10 +157,10 @@ def test_without_room_to_hold_back_it_is_shown_at_once(
     one, other = channels(exits, "group")
     one.take(b"a\n" * 1000)
     monkeypatch.setattr("fsqueue.filesystem.outputs.write_all", full)
-    one.take(b"b\n" * passing.GROUP_BYTES)
+    one.take(b"b\n" * output_relay.GROUP_BYTES)
     other.take(b"c\n")
     one.take(b"d\n")
-    assert printed.all == b"a\n" * 1000 + b"b\n" * passing.GROUP_BYTES + b"d\n"
+    assert printed.all == b"a\n" * 1000 + b"b\n" * output_relay.GROUP_BYTES + b"d\n"
     other.end()
     assert printed.all.endswith(b"c\n")
 
