@@ -111,7 +111,7 @@ def _commit(group: fsqueue.Group, text: str) -> fsqueue.Commit:
 
 
 def _set(group: fsqueue.Group, made: fsqueue.Barrier, as_json: bool) -> None:
-    """Print what was set, and which queues are not there."""
+    """Print the barrier that was set, and which of its queues are missing."""
     group.pass_barriers(at_once=True)
     print_done(as_json, made.as_dict(), made.id)
     if made.match is not None and not group.matching(made.match).directories():

@@ -97,7 +97,7 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
 
 
 def _there(group: fsqueue.Group, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue.Queue | None]:
-    """Yield each queue of a group that is there. Strays are named; None stands for each.
+    """Yield each queue that a group's directory has. Name strays, and yield None for each.
 
     Queues whose own file is gone are left out, too: their errors are added to `lost`.
     """

@@ -377,7 +377,7 @@ class PriorityKind:
         self._is_number: bool | None = None
 
     def other(self, value: str, is_number: bool) -> BadLine | None:
-        """Return the error on a priority that is not of the kind of those before it; None if it is."""
+        """Return the error on a priority of another kind than the priorities before it; None if it is of their kind."""
         if self._is_number is None:
             self._is_number = is_number
         return None if is_number == self._is_number else self.refusal(value, is_number)

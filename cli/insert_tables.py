@@ -470,7 +470,7 @@ def _miscounted(cells: list[str], names: int, is_first: bool) -> BadLine:
 
 
 def _is_again(cells: list[str], names: list[str]) -> bool:
-    """Tell whether a row is the header once more, perhaps of another file, with the byte order marks of that.
+    """Tell whether a row repeats the header, perhaps that of another file, which has byte order marks of its own.
 
     A single cell may have the name of its column by chance.
     """

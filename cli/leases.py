@@ -285,7 +285,7 @@ class Ending:
             self.lost[token] = f"{already} That counts; it is not {self._verb}."
 
     def _attach(self, q: AnyQueue) -> list[fsqueue.LeasedTask]:
-        """Return the tasks of those tokens that hold. A malformed token raises, before anything is done."""
+        """Return the leased tasks whose tokens hold a lease. A malformed token raises, before anything is done."""
         tasks, absent = {}, []
         for token in self._tokens:
             try:

@@ -83,7 +83,7 @@ def ls(
 def _sorted_out(
     given: Sequence[str], match: str | None, tasks_min: int | None
 ) -> tuple[list[fsqueue.Group | fsqueue.RemoteGroup], list[str]]:
-    """Return which of those that were given are groups, and the others: queues, and those that cannot be opened."""
+    """Return the targets that are groups, and the others: queues, and targets that cannot be opened."""
     groups: list[fsqueue.Group | fsqueue.RemoteGroup] = []
     others: list[str] = []
     for one in dict.fromkeys(given):

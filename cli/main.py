@@ -221,7 +221,7 @@ def _restore_help(command: click.Command) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Say what goes wrong meanwhile in a line, and end with the exit code for it. click's own errors pass."""
+    """Print an error of the block as one line, and end with its exit code. click's own errors pass."""
     try:
         yield
     except click.UsageError as error:

@@ -337,7 +337,7 @@ class Canvas:
         self._dimensions = ConsoleDimensions
 
     def draw(self, picture: Callable[[Console], RenderableType]) -> None:
-        """Put what `picture` returns for the console, in its size, in the place of what was drawn before."""
+        """Draw the text that `picture` returns for the console's size over the text that was drawn before."""
         size, before = _size_of(self._fd), self._size
         self._size = size
         if size != before and self._drawn.last_render_height:
@@ -463,7 +463,7 @@ def is_screen(stream: Any) -> bool:
 
 
 def passing(text: str) -> None:
-    """Show, on standard error if that is a screen, what goes on just now, in the place of what was shown before."""
+    """Show on standard error, if it is a screen, what the command is doing, over the line that was shown before."""
     if is_screen(sys.stderr):
         stream = _bare(sys.stderr)
         stream.write(f"\r\x1b[K{plain(text)}")

@@ -569,7 +569,7 @@ def _asked_again(answer: PendingAnswer[Any], opens: Callable[[], Any]) -> Callab
 
 
 def _came_back(opens: Callable[[], Source]) -> Source:
-    """Open what was not there. NotAQueue if something else is there now."""
+    """Open a queue or a group that was missing. NotAQueue if something else has its path now."""
     try:
         return opens()
     except click.ClickException as error:
@@ -682,7 +682,7 @@ def _status_of(source: Source) -> fsqueue.Status:
 
 
 def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
-    """Refuse what says nothing of what to do for each task, or too much, with a usage error."""
+    """Refuse a command line without work for each task, or with two kinds of it, with a usage error."""
     all_of = (("a command after '--'", command), ("--call", call), ("--load", load))
     given = [name for name, value in all_of if value]
     if len(given) == 1:
@@ -757,7 +757,7 @@ def _not_there(sources: Sequence[Source], upstream: Sequence[Stage]) -> Iterator
 
 
 def missing_program(command: list[str]) -> bool:
-    """Tell whether the program of a command is not there. InvalidArgument if it was quoted as a whole."""
+    """Tell whether a command's program is missing. InvalidArgument if the command was quoted as a whole."""
     if "{" in command[0] or shutil.which(command[0]) is not None:
         return False
     check_program(command)

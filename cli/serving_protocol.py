@@ -283,7 +283,7 @@ class GatewayServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what no code of this server hears of.
+        """Log an error of the event loop that no code of this server catches.
 
         asyncio would log a traceback for each connection that it cannot accept. It tries again after a second.
         """

@@ -78,7 +78,7 @@ def ask(path: str, asks: Callable[[], T], within_s: float | None) -> PendingAnsw
 
 
 def wait_for_any(answers: Iterable[PendingAnswer[Any]], within_s: float = math.inf) -> None:
-    """Wait for one of those that have not answered, for `within_s` at most."""
+    """Wait for one of the file servers that have not answered, for `within_s` at most."""
     wait(answers, min(within_s, threading.TIMEOUT_MAX), return_when=FIRST_COMPLETED)
 
 

@@ -121,7 +121,7 @@ class TaskLines:
         return fsqueue.FsqueueError(f"{self.name} cannot be read: {error.strerror}. Nothing was inserted.")
 
     def check(self) -> None:
-        """Read all of it, and count.
+        """Read the whole input, and count its tasks.
 
         InvalidTask if a line is no task, if the output of an export was cut, or if lines follow its end.
         """

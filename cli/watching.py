@@ -277,7 +277,7 @@ class Watching:
                 return False  # they are not, or the next look says what is wrong
 
     def groups(self) -> Iterator[fsqueue.Group | fsqueue.RemoteGroup]:
-        """Yield those that were given and are groups, as far as they are there."""
+        """Yield the groups among the places that were given, as far as their directories exist."""
         for place in self.places:
             if place.path not in self.errors and (group := group_named(place.given, {})) is not None:
                 yield group

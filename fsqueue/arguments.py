@@ -264,7 +264,7 @@ _TOLD_NUMBERS = {"pid", "slurm_user"}
 
 
 def holder_of(holder: object) -> dict[str, Any]:
-    """Return what leases for another process say of it; InvalidArgument.
+    """Return what leases on behalf of another process record about that process. InvalidArgument.
 
     It never has `process` nor `run`: by these a worker is proven dead, and this process cannot vouch for them.
     """
@@ -298,7 +298,7 @@ def bound_of(up_to: object) -> priority.Rank:
 
 
 def check_change(urgency: object, no_priority: object, delay_s: object, available_at: object) -> None:
-    """Raise InvalidArgument for what is wrong of what `change` gives tasks, or if it gives them nothing.
+    """Raise InvalidArgument if a priority or a time that `change` gives tasks is wrong, or if it gives neither.
 
     `urgency`: the new priority.
     """
@@ -329,7 +329,7 @@ def check_lease(
     strict: bool = False,
     holder: object = None,
 ) -> None:
-    """Raise InvalidArgument for what is wrong of what `lease` takes besides its number and its patience."""
+    """Raise InvalidArgument if an argument of `lease` is wrong, other than its number and its time to wait."""
     if lease_s is not None:
         duration_ms(lease_s, "lease_s", 0.001)
     one_of("order", order, ORDERS)
@@ -446,7 +446,7 @@ def references(ids: Sequence[str], taken: Collection[int], queue: TellsOfTasks) 
 
 
 def check_commit(name: object, *, attempt: object = None) -> None:
-    """Raise InvalidArgument for what is wrong of what `commit` takes."""
+    """Raise InvalidArgument if an argument of `commit` is wrong."""
     names.commit_name(name)
     if attempt is not None:
         names.attempt_name(attempt)

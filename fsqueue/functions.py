@@ -304,7 +304,7 @@ def _place(error: BaseException) -> str:
 
 
 def _elsewhere(module: str) -> str:
-    """Return what may have been meant by a module that registers nothing itself."""
+    """Return the advice on a module that registers no function: the modules of those that it imports."""
     found = {one.__module__ for one in vars(sys.modules[module]).values() if isinstance(one, Function)}
     if found:
         return f"What it imports belongs to {', '.join(sorted(found))}: load that."

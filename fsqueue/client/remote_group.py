@@ -364,7 +364,7 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
 
 
 def _applied(parts: list[RequestPart], changes: dict[str, list[tuple[TaskChange, bytes]]], found: Answer) -> Applied:
-    """Return what an update has brought about, by the answer to it."""
+    """Return the outcome of an update, as the gateway's answer tells it."""
     applied = Applied()
     inserts = [(part.name, key) for part in parts for key in part.keys]
     for (queue, key), one in _each(inserts, found, "inserted"):
@@ -428,7 +428,7 @@ def connect(
 
 
 def _found(wire: Wire) -> tuple[Wire, Any]:
-    """Return what a gateway says of itself, and the wire to it. NoGateway if there is none.
+    """Return a gateway's description of itself, and the wire to the gateway. NoGateway if there is none.
 
     The last segment of an address is a queue's name. If there is no gateway above it, it may belong to the prefix. It
     does so if the gateway says so of its prefix (`--root-path`).
@@ -463,7 +463,7 @@ def _about(wire: Wire) -> Any:
 
 
 def _this_process(worker: str | None) -> dict[str, Any]:
-    """Return what histories say of this process. The gateway cannot see whether it lives."""
+    """Return the worker that histories name for this process. The gateway cannot see whether the process lives."""
     author: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
     author |= {} if worker is None else {"name": worker}

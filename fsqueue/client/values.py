@@ -50,7 +50,7 @@ def json_object(fields: dict[str, Any], **encoded_fields: bytes | None) -> bytes
 
 
 def in_parts(items: Sequence[bytes]) -> Iterable[tuple[slice, bytes]]:
-    """Yield lists in JSON that one request each can hold, and which of the items are in it."""
+    """Yield JSON lists of items, each short enough for one request, and which of the items are in each list."""
     first = size = 0
     for place, item in enumerate(items):
         if place > first and (place - first >= PART_ITEMS or size + len(item) > PART_BYTES):

@@ -139,7 +139,7 @@ class Sums:
 
 
 def add_up(took: Sequence[Took], ledger: bytes) -> Sums:
-    """Return what the ledger shows of what the parties say that they did. That needs no clock."""
+    """Compare the ledger with the parties' reports, and return the sums. No clock is needed."""
     expected = Counter(
         f"{one.name} {number} {way}" for one in took for number in range(one.rounds) for way in ("in", "out")
     )

@@ -62,7 +62,7 @@ class Report:
         return WARNING if verdict == OK and self.stuck else verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
+        """Return the report as a dict, for JSON."""
         return {
             "path": self.path,
             "host": self.host,
@@ -246,7 +246,7 @@ class Examination:
         raise AssertionError("unreachable")
 
     def identity(self, directory: OpenDirectory) -> dict[str, Any]:
-        """Return what the partner is told of this host."""
+        """Return the description of this host that the partner gets."""
         mount = self.report.findings[0]
         return {
             "host": rendezvous.say(self.report.host, rendezvous.HOST_CHARS_MAX) or "?",

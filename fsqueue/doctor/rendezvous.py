@@ -81,7 +81,7 @@ def say(text: str, most: int = TEXT_CHARS_MAX) -> str:
 
 
 def taken(said: Any, shape: Any, name: str = "all") -> Any:
-    """Return what has a place in `shape` of what another party said. Nonsense if anything is missing or out of bounds.
+    """Return the fields of another party's note that `shape` names. Nonsense if one is missing or out of bounds.
 
     `name` says what it is, for that error.
     """

@@ -94,7 +94,7 @@ def in_order(meeting: Rendezvous, mine: T, theirs: T) -> list[T]:
 
 
 def worse(one: Sums, other: Sums) -> Sums:
-    """Return the worse of what the ledger shows two hosts: of its number, the smaller."""
+    """Return the worse of two hosts' readings of one ledger: of its last number, the smaller one."""
     return Sums(max(one.overlaps, other.overlaps), max(one.lost, other.lost), min(one.number, other.number))
 
 

@@ -230,7 +230,7 @@ class PendingCalls:
             self._worker.finish()
 
     def _begin(self) -> None:
-        """Refuse a call, or see to it that the thread runs. What was changed is locked."""
+        """Refuse a call, or start the executor's thread unless it runs. The caller holds the lock."""
         self.refuse()
         if self._thread is None:
             self._ended_at = self._now()

@@ -282,7 +282,7 @@ class Filesystem(Rooted):
             self.sync_directory(os.path.dirname(path))
 
     def _make_above(self, path: str, sync: bool) -> None:
-        """Make the directory that holds `path`, unless it is one that has to be asked for by itself."""
+        """Make the directory that holds `path`, unless a caller must ask for that directory by name."""
         directory = os.path.dirname(path)
         above, name = os.path.split(directory)
         if above + "/" == self._below and not name.startswith("."):

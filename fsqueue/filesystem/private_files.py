@@ -68,7 +68,7 @@ def _make_key(path: str) -> None:
 
 
 def _check(found: os.stat_result, is_kind: Callable[[int], bool], path: str) -> None:
-    """Raise NotPrivate unless this is a file of that kind, of this user, that lets nobody else in."""
+    """Raise NotPrivate unless an open file is of the kind that is meant, this user's, and closed to all others."""
     if not is_kind(found.st_mode) or not is_mine(found) or found.st_mode & NOT_FOR_OTHERS:
         raise NotPrivate(f"{path} is not this user's own, or others may read or write it")
 

@@ -262,7 +262,7 @@ def _processes() -> Iterator[int]:
 
 
 def _locking(pid: int, inode: int) -> Iterator[str]:
-    """Yield the descriptors of a process that have a lock on an inode of that number, of whichever device."""
+    """Yield a process's descriptors with a lock on an inode whose number is given, on any device."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fdinfo")
     except OSError as error:

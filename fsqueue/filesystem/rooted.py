@@ -151,7 +151,7 @@ class Rooted:
         forks.register(self, Rooted.after_fork)
 
     def after_fork(self) -> None:
-        """Let go of what a thread of the parent was just opening, in a forked child. What is read goes on."""
+        """In a forked child, close the descriptors that the parent's threads were just opening. A reading goes on."""
         if self._root_fd >= 0:
             resources.let_go_below(self._root_fd)
 

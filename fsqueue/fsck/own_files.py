@@ -160,7 +160,7 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
 
 
 def _barrier_of(name: str) -> object:
-    """Return what a file of this name is among those of barriers; None if it is none of them."""
+    """Return a truth for a name of a barrier's file, or of one that is being written; None for any other."""
     return name if names.is_fresh(name) else barriers.parse_name(name)
 
 

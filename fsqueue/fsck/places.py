@@ -302,7 +302,7 @@ class _Places:
         return "file" if name.endswith(".jsonl") and name.removesuffix(".jsonl") in self.shards else None
 
     def _kind(self, path: str, kind: str, wanted: str | None) -> Iterator[Suspect]:
-        """Complain of what is not of the kind wanted (None: not wanted at all)."""
+        """Report a name whose file is not of the kind `wanted` (None: no file is wanted there)."""
         if kind == wanted or path.rpartition("/")[2].startswith(".nfs"):
             if wanted == "file" and (path == self.layout.doorbell or path.startswith(self.appended)):
                 with suppress(FileNotFoundError):

@@ -89,7 +89,7 @@ class Quarantine:
             return self.fs.rename(path, f"{target}-{self.entropy.hex16()}")
 
     def keep(self, path: str, data: bytes) -> None:
-        """Keep a copy of what was at `path`, synced."""
+        """Keep a synced copy of the file at `path`."""
         target = self._target(path)
         try:
             fd = self.fs.create(target)
@@ -146,7 +146,7 @@ class Repair:
             void_lines(file, is_sound, self.quarantine)
 
     def void_line(self, path: str, offset: int, length: int) -> None:
-        """Mark one line as void, if one ends there."""
+        """Mark the line that ends at an offset as void, if a line ends there."""
         fs = self.store.fs
         with locked_to_write(self.store, path) as file:
             if fs.pread(file.fd, 2, offset + length - 1) == b"}\n":

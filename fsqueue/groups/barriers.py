@@ -99,7 +99,7 @@ class Barrier:
         return cancel(self._group, self.id)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
+        """Return the barrier as a dict, ready for JSON."""
         return {"id": self.id, "state": self.state, "of": list(self.of), "match": self.match, "then": list(self.then),
                 "on_failure": self.on_failure, "set_at": self.set_at, "join": self.is_join}  # fmt: skip
 

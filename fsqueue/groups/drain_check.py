@@ -84,7 +84,7 @@ def pass_barriers(groups: Iterable[HasQueues], *, at_once: bool = False) -> int:
 
 
 def barriers_due_s(groups: Iterable[HasQueues]) -> float:
-    """Return in how many seconds to do that again at the latest."""
+    """Return in how many seconds barriers must be passed again at the latest."""
     return min((group.barriers_due_s() for group in groups), default=math.inf)
 
 

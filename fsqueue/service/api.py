@@ -121,7 +121,7 @@ async def _complete(request: Request, given: dict[str, Any]) -> Response:
 
 
 async def _update(request: Request, given: dict[str, Any]) -> Response:
-    """Do all of it, or nothing; with other updates of the same queues that come meanwhile."""
+    """Apply an update, all or nothing, together with updates of the same queues that arrive meanwhile."""
     gateway = request.app.state.gateway
     timeout_s = min(given.pop("timeout_s"), UPDATE_S)
     update_requests.check(gateway.served, given)

@@ -36,7 +36,7 @@ async def _form(request: Request) -> Response:
 
 
 async def _log_in(request: Request) -> Response:
-    """Take the token of the form, and have the browser keep what stands for it."""
+    """Take the token from the form, and set the cookie that stands for the token."""
     tokens = request.app.state.gateway.tokens
     given = (await bodies.form(request)).get("token", "").strip()
     if tokens is None:

@@ -119,7 +119,7 @@ class Pages:
             return []
 
     def lineage(self, name: str, task_id: str) -> fsqueue.Lineage | None:
-        """Return the tasks that a task came of, and those that came of it; None if that cannot be read."""
+        """Return a task's ancestors and descendants by updates; None if they cannot be read."""
         try:
             return None if self.served.group is None else self.served.group.lineage(name, task_id)
         except fsqueue.FsqueueError as error:

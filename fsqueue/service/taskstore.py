@@ -140,7 +140,7 @@ class Taskstore:
         deletes: Sequence[int] = (),
         depends: Sequence[int] = (),
     ) -> list[NumberedTask]:
-        """Let all of it happen, or nothing; return the new tasks: those added, then those that took others' places.
+        """Apply an update, all or nothing. Return the new tasks: the added ones, then those that replaced others.
 
         `client`: the client's id, 32 bits with a sign. It may change and delete what no client owns, and what it owns.
         To change a task is to end it, and to insert another one into the same queue; until its time the client owns it.

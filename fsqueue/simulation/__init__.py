@@ -295,7 +295,7 @@ def _run(
     counts: Counter[int],
     tell: Callable[[int], object] | None,
 ) -> None:
-    """Do one run, and count the indexes of what it pops."""
+    """Simulate one run, and count the indexes of the elements that it pops."""
     before_add = peeks if strategy == "add" else 1
     before_pop = peeks if strategy == "pop" else 1
     for _ in range(lag):

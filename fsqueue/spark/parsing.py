@@ -129,7 +129,7 @@ class Parser:
         return Parsed(column, np.array([text is not None for text in texts], bool))
 
     def _one(self, line: bytes) -> tuple[Any, bool]:
-        """Return a payload's value, and whether anything in it does not fit."""
+        """Return the value of one payload, and whether some field of the payload does not fit its type."""
         nothing: Any = {} if _is_struct(self.kind) else None
         try:
             record = self.loads(line)

@@ -141,7 +141,7 @@ def _needed(df: DataFrame, wanted: options.WriteOptions) -> DataFrame:
 
 
 def payload_type(wanted: options.WriteOptions, schema: types.StructType) -> types.DataType:
-    """Return the type of what becomes the payload."""
+    """Return the type of the column, or of the columns, that become the payload."""
     if wanted.payload is not None:
         return schema[wanted.payload].dataType
     return types.StructType(stored_columns.payload_fields(wanted, schema))

@@ -366,7 +366,7 @@ def _prove(store: Store, layout: Layout, record: Record) -> None:
 
 
 def lost(store: Store, commit: str) -> CommitLost:
-    """Return the error that says that something of what was staged is gone."""
+    """Return the CommitLost that says that some of the staged files are gone."""
     return CommitLost(
         f"What was staged for the commit {commit} of {store.path} is not all there any more: it was "
         "discarded, purged, or reaped after a week. Nothing of it is visible; stage it again, and publish that."

@@ -59,7 +59,7 @@ def erase(store: Store, report: GcReport) -> None:
 
 
 def _files(store: Store, first: str, begun_at: int, payload_bytes_max: int) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yield the files that may hold payloads, of this day and later ones, each with what erases in it.
+    """Yield the files of this day and later ones that may hold payloads, each with the function that erases there.
 
     On a shared mount without the history of today: a renaming that a server executes late would undo what was appended
     since.

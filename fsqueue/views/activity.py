@@ -209,7 +209,7 @@ class Activity:
         return TimeLeft(likely_s, remaining / (rate + spread), remaining / (rate - spread) if rate > spread else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON; of the workers that hold tasks the number."""
+        """Return the activity as a dict, ready for JSON, with the number of the workers that hold tasks."""
         found = asdict(self) | {"workers": self.workers}
         del found["holders"]
         return found

@@ -162,7 +162,7 @@ class _Seen:
         """What the logs say. A replay state is some 40 bytes a task: it is summed up at once, and not kept."""
 
     def batches(self) -> set[str]:
-        """Return all batches that were there."""
+        """Return all batches that the look has seen."""
         return self.files.keys() | self.at_work.keys()
 
     def add(self, store: Store, batch: Batch, replay_state: ReplayState) -> None:
@@ -326,7 +326,7 @@ class _Nothing(NamedTuple):
     """Batches that have ended in any other way."""
 
     def digest(self) -> bytes:
-        """Return 16 bytes that stand for all of it: a group may have too many queues to keep what each look found."""
+        """Return a digest of a look, 16 bytes: a group may have too many queues to keep what each look found."""
         sizes, letters = (
             sorted((str(name), str(value)) for name, value in part.items()) for part in (self.counted, self.letters)
         )

@@ -144,7 +144,7 @@ class _Child:
             self.family.begin_attempt(self.streams, job.task)
 
     def read(self) -> None:
-        """Take in the answers that are there."""
+        """Take in the answers that the child has written so far."""
         for _ in range(SENT_MAX):
             try:
                 message = child_messages.receive(self.end, socket.MSG_DONTWAIT)
@@ -197,7 +197,7 @@ class _Child:
             self._take(message)
 
     def _next(self) -> child_messages.Message | None:
-        """Return the next answer in memory, if it is there."""
+        """Return the child's next answer from shared memory; None if the child has written none."""
         answer = None if self.answers is None else self.answers.next()
         try:
             return None if answer is None else child_messages.unpacked(answer)
@@ -307,7 +307,7 @@ class _Child:
         self.family.lost(self, blamed, output.reason(why, *tails), Cause(memory), left)
 
     def close(self) -> None:
-        """Close our side of it."""
+        """Close the worker's side of the child's connection."""
         for stream in self.streams:
             stream.ended()
             stream.close()

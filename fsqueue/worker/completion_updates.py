@@ -37,7 +37,7 @@ class Completion(Protocol):
 
     @property
     def result(self) -> Any:
-        """Return what to keep with it."""
+        """Return the result to keep with the completed task."""
 
     @property
     def inserts(self) -> Inserts:
@@ -63,7 +63,7 @@ def grouped(completions: Iterable[C]) -> Iterator[list[C]]:
 
 
 def _is_full(mine: Sequence[Completion], more: Completion) -> bool:
-    """Return whether one more would be too much for an update, or has a task that is in it already."""
+    """Return whether an update cannot take one more completion: it would be too large, or has its task already."""
     return (
         len(mine) >= TOGETHER_MAX
         or sum(1 + len(one.inserts.each) for one in mine) + len(more.inserts.each) > INSERTS_MAX

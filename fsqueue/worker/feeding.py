@@ -291,7 +291,7 @@ class Feeder(BackgroundThread):
                 self._report(answer)
 
     def _watch(self) -> None:
-        """Begin to poll what is there."""
+        """Begin to poll the queues that exist."""
         self._watches: Watch | Several | RemoteWatch
         self._members = None
         if self._queues.remote is not None:
@@ -377,7 +377,7 @@ class Feeder(BackgroundThread):
                 self._queues.failing.pop(root, None)
 
     def _name_away(self) -> None:
-        """Name what is away, each once and again if the reason changes, and decide when to look for it."""
+        """Name each missing queue once, and again if the reason changes, and decide when to look for it next."""
         now, away = self._now(), self._queues.away
         for place, one in enumerate(away):
             if one.named != one.why and now >= one.named_at:

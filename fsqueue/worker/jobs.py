@@ -130,7 +130,7 @@ class JobExecutor(Protocol):
         """Make ready."""
 
     def is_ready(self) -> bool:
-        """Return whether tasks may be leased for it."""
+        """Return whether tasks may be leased for this executor."""
 
     def room(self, each: int) -> int:
         """Return how many more tasks it takes, when each of its slots may hold `each`."""

@@ -553,7 +553,7 @@ class Loop:
                 self._put_back_untouched(spare)
 
     def _put_back_untouched(self, most: int | None = None) -> None:
-        """Put back the last of what was leased ahead: all of it by default."""
+        """Put back the last of the tasks that were leased ahead: all of them by default."""
         for _ in range(len(self._ahead) if most is None else min(most, len(self._ahead))):
             task = self._ahead.pop().task
             task.took_s = 0.0

@@ -30,7 +30,7 @@ by another."""
 
 
 def mark(token: str, number: int) -> bytes:
-    """Return the mark for the end of what has this number. `token`: 16 characters that no other output has."""
+    """Return the mark that ends the output of the task with this number. `token`: 16 characters of no other output."""
     return b"\0%b%020d\0" % (token.encode(), number)
 
 
@@ -54,7 +54,7 @@ class Marker:
         self._has_printed = False
 
     def ended(self, number: int) -> None:
-        """Mark the end of what has this number, if anything was ever printed. What it has printed is flushed."""
+        """Mark the end of the output of the task with this number, if anything was ever printed. Flush that output."""
         if not self._has_printed:
             is_left = any(end.unread() for end in self._ends)
             self._has_printed = is_left or bool(self._flags[HAS_READ_AT])

@@ -215,7 +215,7 @@ class Stream:
         os.close(fd)
 
     def read(self) -> None:
-        """Read what is there, a bounded piece of it."""
+        """Read the output that the pipe holds now, at most one piece."""
         if self._fd < 0:
             return
         if self._output_writer.is_full(lambda: self._mailbox.post(self._resume)):

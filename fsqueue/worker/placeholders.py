@@ -202,7 +202,7 @@ def asks_for_fields(argv: Sequence[str]) -> bool:
 
 
 def hand_over(argv: Sequence[str]) -> bool:
-    """Tell whether the arguments have the payload, or a part of it. The task's id alone says nothing of the payload."""
+    """Tell whether some argument contains the payload or a part of the payload. The task's id is no part."""
     return any(not one.is_id for argument in argv for one in in_argument(argument))
 
 

@@ -111,7 +111,7 @@ class Away:
 
     @property
     def text(self) -> str:
-        """Return what to say of it."""
+        """Return the sentence that says what is away, and why."""
         return f"{self.path} {self.why}; it is tried again"
 
 

@@ -121,7 +121,7 @@ class Process:
         self._ended()
 
     def kill(self, number: int) -> None:
-        """Send a signal to it and to all of its process group, SIGKILL to all that it has started.
+        """Send a signal to the process and its process group. SIGKILL goes to all that the process has started.
 
         If it has succeeded, what it has left is ended, by SIGKILL, whatever the signal. After the reaping nothing
         happens.

@@ -37,7 +37,7 @@ class FunctionList:
         self._size += len(line)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file of the list."""
         if self._file is not None:
             self._file.close()
 
@@ -128,7 +128,7 @@ class StartedWorker:
             os.close(fd)
 
     def _in_child(self) -> None:
-        """Let go of it in a forked child: the worker ends with the parent, and not later."""
+        """In a forked child, let go of the worker: it ends with the parent, and not later."""
         self._close()
         self._close_told()
         self._process.returncode = 0  # it is no child of this process

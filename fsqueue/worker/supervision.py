@@ -468,7 +468,7 @@ class Supervisors:
             self._idle.append(handle)
 
     def retire(self, handle: Handle) -> None:
-        """End a supervisor whose command has succeeded, and leave what that has left to itself.
+        """End a supervisor whose command has succeeded. Processes that the command left behind go on.
 
         When this returns, neither the death of the worker nor anything else ends that.
         """

@@ -501,7 +501,7 @@ class ForkServer(Reaper):
         self._poll.register(worker, select.POLLIN)
 
     def _act_on_death(self) -> None:
-        """Become what the worker has asked for, if it is proven dead and nothing is left of what it has started."""
+        """Execute the command that the worker asked for, if the worker is proven dead and no process of it is left."""
         if self._on_death is None or not self.is_subreaper or self.has_children() or not self._is_worker_dead():
             return
         argv, environment = self._on_death

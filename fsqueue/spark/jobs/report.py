@@ -155,7 +155,7 @@ class _Report:
         ]
 
     def _kept(self, df: DataFrame, name: str) -> DataFrame:
-        """Write rows as Parquet, and read them from there."""
+        """Write rows as Parquet files, and return a DataFrame that reads these files."""
         df.write.parquet(f"{self.out}/{name}")
         return self.spark.read.parquet(f"{self.out}/{name}")
 
