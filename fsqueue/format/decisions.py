@@ -63,7 +63,9 @@ def opening(at: int, group: QueueId, worker: dict[str, Any]) -> bytes:
 
 def commit(at: int, update: UpdateId, logs: Iterable[LogName]) -> bytes:
     """Return the line that decides for an update."""
-    return _line({"op": "commit", "at": at, "update": update, "logs": [list(log) for log in logs]})
+    named = [list(log) for log in logs]
+    assert named, "a decision leads to no log that has records of its update"
+    return _line({"op": "commit", "at": at, "update": update, "logs": named})
 
 
 def abort(at: int, update: UpdateId) -> bytes:

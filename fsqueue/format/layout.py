@@ -374,6 +374,7 @@ def place_record(place: tuple[int, int | None] | None, at: int) -> bytes:
 
 def generation_record(generation: int, at: int) -> bytes:
     """Return the line that begins a generation, and so purges everything inserted before."""
+    assert generation > 0, "generations are numbered from 1"
     return _line({"op": "generation", "at": at, "generation": generation})
 
 
@@ -384,6 +385,7 @@ def ordered_record(at: int) -> bytes:
 
 def key_epochs_record(generation: int, earlier: int, present: int, at: int) -> bytes:
     """Return the line that says whose files of keys count: it begins an epoch, or ends the earlier one."""
+    assert 0 <= earlier <= present, "readers would take the line for void"
     return _line({"op": "keys", "at": at, "generation": generation, "earlier": earlier, "present": present})
 
 
@@ -397,6 +399,7 @@ def erased_record(payload_bytes_max: int, of: int, at: int) -> bytes:
 
     `of`: the time in the `settings` line since which no longer ones are kept.
     """
+    assert payload_bytes_max >= 0, "no payload is so short"
     return _line({"op": "erased", "at": at, "of": of, "keep_payloads": payload_bytes_max})
 
 

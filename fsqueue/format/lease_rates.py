@@ -53,6 +53,7 @@ def tokens(rate: LeaseRate, empty: int | None, now_ms: int) -> float:
 
 def allowed(rate: LeaseRate, empty: int | None, now_ms: int, n: int) -> int:
     """Return for how many of `n` tasks a bucket has a token now."""
+    assert n >= 0, "a number of tasks"
     return min(n, int(tokens(rate, empty, now_ms) + 1e-6))
 
 
@@ -62,6 +63,7 @@ def without(rate: LeaseRate, empty: int | None, now_ms: int, n: int) -> int:
     One that was empty only in the future was told by a wrong clock: it counts as empty now. So such a clock makes no
     tokens.
     """
+    assert n >= 0, "a lease would put tokens into the bucket"
     now = now_ms * 1000
     if empty is not None and empty > now + APART_US:
         return now

@@ -207,6 +207,7 @@ def shard_listed(directory: str) -> Shard:
 
 def all_shards(shards: int) -> list[Shard]:
     """Return the names of all shards, made or not."""
+    assert shards > 0, "a queue has a shard at least"
     return [Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}") for number in range(shards)]
 
 
@@ -234,6 +235,7 @@ def _shard_in(match: re.Match[str] | None, shards: int) -> Shard | None:
 
 def counters(count: int) -> list[CounterName]:
     """Return the names of the completion counters."""
+    assert 0 < count <= 256, "a counter's name has two digits"
     return [CounterName(f"{number:02x}") for number in range(count)]
 
 

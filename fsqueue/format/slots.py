@@ -151,6 +151,7 @@ class SlotTable:
     def write(self, changes: Mapping[int, bytes]) -> None:
         """Take in records that were just written at these offsets."""
         for offset, data in changes.items():
+            assert offset % RECORD_BYTES in (0, HEADER_BYTES), "a record would stand across two places"
             torn = len(self.content) // RECORD_BYTES * RECORD_BYTES
             if offset > len(self.content):
                 self.content.extend(bytes(offset - len(self.content)))

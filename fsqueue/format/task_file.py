@@ -54,6 +54,7 @@ def _base64(payload: bytes | bytearray | memoryview, index: int | None) -> bytes
 
 def too_large(size: int, bytes_max: int, index: int | None) -> TaskTooLarge:
     """Return the error that says by how much a task's line is too long, and what to do."""
+    assert size > bytes_max, "a task is refused that is short enough"
     return TaskTooLarge(
         f"{_where(index)} takes {size:,} bytes; this queue accepts up to {bytes_max:,}. "
         "Store the data in a file and queue its path, or create the queue with a larger task_bytes_max.",

@@ -211,6 +211,7 @@ class Limiter:
             self.is_by_rate = False
             return most
         allowed = lease_rates.allowed(rate, self._empty_us, self.store.clock.now_ms(), most)
+        assert allowed <= most, "the rate allows more leases than are asked for"
         self.is_by_rate = not allowed
         return allowed
 

@@ -169,6 +169,7 @@ class SingleInserter:
         Return their batch, the index of the first one, and their versions. AppendFailed: they are in the queue, or that
         is unknown. After any other error none is.
         """
+        assert tasks, "an update that inserts nothing"
         versions: list[int] = []
         batch, first = self._insert(tasks, together=versions)
         return batch, first, versions

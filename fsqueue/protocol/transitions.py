@@ -353,6 +353,7 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
 
 def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> None:
     """Charge an attempt: the task comes back later, or is buried when that was the last one."""
+    assert delay_ms is None or delay_ms >= 0, "a task would come back before it failed"
     losses, settings, work = Losses(), store.settings, worktimes.measure_work([task])
     error = shorten(error)
 

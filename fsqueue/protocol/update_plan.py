@@ -162,6 +162,7 @@ class Applied:
 
     def note_new(self, queue: str, batch: Batch, first: int, versions: Sequence[int]) -> None:
         """Note new tasks of a queue, from the index `first` of a batch on, each with its version."""
+        assert first >= 0, "tasks of a batch are numbered from 0"
         ids = self.inserted.setdefault(queue, [])
         for index, version in enumerate(versions, first):
             identity = names.task_id(batch, index)

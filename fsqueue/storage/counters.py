@@ -163,6 +163,7 @@ def _marks(store: Store, number: CounterName, size: int) -> int:
                 sound = data  # its last NULs may be written over yet: they are looked at again
             found += len(sound) - sound.count(GUARD)
             offset += len(sound)
+        assert found <= offset, "a counter tells of more completions than it has bytes"
         return found
     return 0  # purged meanwhile
 

@@ -266,6 +266,7 @@ def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: i
     At most the last `bytes_max` bytes of each file are read: where those do not reach back so far, what is returned
     begins later. Of a file in which nothing is so young a page is read.
     """
+    assert bytes_max > 0, "nothing would be read, and nothing would seem to have finished"
     found = Recent([], since, 0)
     earliest = since - LATE_MS
     for day in days:

@@ -171,6 +171,7 @@ class Journal:
         Long lines that begin with `shortened` are of no interest. They come alone, too, and only their beginnings do;
         if they have NUL bytes, with one of them.
         """
+        assert offset >= 0, "a file is read from its beginning at the earliest"
         rest: list[bytes] = []
         begin = at = offset
         for place, chunk in self.fs.pieces(self.fd, offset):

@@ -172,6 +172,7 @@ def admit(store: Store, node: str) -> bool:
 
 def forget(store: Store, age_s: float) -> None:
     """Forget the failures on nodes where the last one is older than `age_s`; what is damaged is left to fsck."""
+    assert age_s >= 0, "failures would be forgotten before they come"
     for found in failing(store):
         if found.last < store.clock.now_ms() / 1000 - age_s:
             admit(store, found.node)

@@ -137,6 +137,7 @@ def insert_again(store: Store, layout: Layout, file: journals.Journal, tasks: Se
 
     The batch is of the same shard: so `deadletters.repeats` finds by a new task the one that it repeats.
     """
+    assert tasks, "a batch has a task at least"
     tasks = sorted(tasks, key=lambda task: priority.rank_of(task.priority))
     rank = priority.rank_of(tasks[0].priority)
     queue_changes.mark_ordered(store, rank)

@@ -226,13 +226,16 @@ def test_key_epochs_do_not_go_back_and_belong_to_their_generation() -> None:
     def epochs(*lines: bytes) -> tuple[int, ...]:
         return read_queue_state(BIRTH + b"".join(lines), "q").key_epochs
 
+    def by_hand(earlier: int, present: int) -> bytes:
+        return b'{"op":"keys","at":5,"generation":1,"earlier":%d,"present":%d}\n' % (earlier, present)
+
     line = layout.key_epochs_record
     assert epochs() == (0, 0, 0)
     assert epochs(line(1, 0, 1, 5)) == (0, 1, 5)
     assert epochs(line(1, 0, 1, 5), line(1, 1, 1, 9)) == (1, 1, 5)
     assert epochs(line(1, 1, 1, 9), line(1, 0, 1, 5)) == (1, 1, 9)
     assert epochs(line(1, 0, 1, 5), layout.generation_record(2, 6), line(1, 1, 1, 7)) == (0, 0, 0)
-    assert epochs(line(1, 2, 1, 5), line(1, -1, 1, 5), line(1, 0, 10**18, 5)) == (0, 0, 0)
+    assert epochs(by_hand(2, 1), by_hand(-1, 1), line(1, 0, 10**18, 5)) == (0, 0, 0)
     assert epochs(b'{"op":"keys","at":1,"generation":1,"earlier":"0","present":1}\n') == (0, 0, 0)
     assert epochs(b'{"op":"keys","at":1,"generation":1,"earlier":true,"present":true}\n') == (1, 1, 1)
 
