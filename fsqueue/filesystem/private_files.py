@@ -112,7 +112,7 @@ class DataDirectory:
                 os.close(fd)
 
     def read(self, name: str) -> bytes:
-        """Return what is in a file. NotPrivate, OSError."""
+        """Return the content of a private file. NotPrivate, OSError."""
         with OpenDirectory.at(os.path.dirname(self.path)) as holder, self._open(holder, False) as inside:
             fd = os.open(name, LOOK_FLAGS, dir_fd=inside.fd)
             try:

@@ -451,7 +451,7 @@ def batches_of(
 
 
 def _rest(window: SortWindow, batch_tasks: int, filling: dict[When, Encoded]) -> Iterator[Encoded]:
-    """Yield what is left in a window, and in the batches that are being filled."""
+    """Yield the batches left in a window, and then those that are being filled."""
     yield from window.drain(batch_tasks)
     yield from filling.values()
     filling.clear()

@@ -503,7 +503,7 @@ class Limiter:
     # -- limits by fields of payloads ----------------------------------------------------------------
 
     def begin_batch(self) -> None:
-        """Forget what was full in the batch that was looked into last."""
+        """Forget which values were full in the batch that was looked into last."""
         self._full, self._room = set(), {}
         self.saw_full = False
 

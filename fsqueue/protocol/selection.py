@@ -138,7 +138,7 @@ class Selection:
         return min(self.next_due.values(), default=NEVER)
 
     def keep_up(self, now: int, every: bool = False) -> None:
-        """List what is due before the next choice: two shards until all are listed; then all anew after a second.
+        """List shards before the next choice: two a call until all are listed; then all anew after a second.
 
         `every`: list each shard that was not listed yet. Without priorities list one shard a second, and none anew.
         """
@@ -433,7 +433,7 @@ class Selection:
                 self._make_heap()
 
     def _make_heap(self) -> None:
-        """Leave out of the heap what is no head any more."""
+        """Make the heap anew, without batches that are no heads any more."""
         self._heap = [(head.rank, batch) for batch, head in self._heads.items()]
         heapify(self._heap)
         self._passed_over.clear()

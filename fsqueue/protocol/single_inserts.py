@@ -240,7 +240,7 @@ class SingleInserter:
             raise failed.of_one(self.store) from failed.__cause__
 
     def _is_in_queue(self, layout: Layout, new: int) -> bool:
-        """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
+        """Return whether tasks inserted into a generation are in the queue, durably. False if it was purged.
 
         AppendFailed says that it is in the queue, or that this is unknown: it was appended. It is unknown, too, if
         the queue's directory was moved: the task went with it, and may come back. QueueClosed: it was deleted with the

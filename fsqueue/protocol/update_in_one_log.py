@@ -155,7 +155,7 @@ class UpdateInOneLog:
             finishing.try_finish(locked)
 
     def _take_in(self, acted: list[tuple[int, dict[str, Any]]]) -> None:
-        """Note what has happened."""
+        """Note the outcome of the update: new tasks, new versions, and the ends of renewed leases."""
         name, batch = self._queue.name, self._batch
         self._applied.inserted[name] = []
         for offset, record in acted:

@@ -287,7 +287,7 @@ def in_the_way(locked: LockedBatch, endings: Sequence[TaskChange]) -> list[Undec
 
 
 def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[TaskChange], at: int, conflicts: Conflicts) -> bool:
-    """Return whether all leases hold, and what was seen is so; note what is not."""
+    """Return whether all leases hold, and all tasks have the versions that were seen; note the conflicts."""
     replay_state = locked.replay_state
     lost = [each for each in endings if not _may_be_changed(replay_state, each, at)]
     if lost:

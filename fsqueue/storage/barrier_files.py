@@ -116,7 +116,7 @@ def advance(group: GroupDirectory, identity: Uuid, before: Step, to: Step) -> St
 
 
 def tidy(group: GroupDirectory) -> int:
-    """Remove what is left of barriers that ended a week ago, and of those that never were; how many files."""
+    """Remove files of barriers that ended a week ago, or were never set. Return how many files."""
     fs, removed = group.fs, 0
     with PassingOverStrays():
         for name in _names(group):

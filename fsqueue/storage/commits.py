@@ -393,7 +393,7 @@ def _is_whole(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, p
 
 
 def apply_pending(store: Store, strict: bool = False) -> int:
-    """Apply what is decided and perhaps not applied. Returns how many such records were met. `strict`: see `pending`.
+    """Apply the commits that are decided and perhaps not applied. Return how many there were. `strict`: see `pending`.
 
     A commit whose staged files are hidden is passed over, too, without `strict`.
     """

@@ -411,6 +411,6 @@ def _give_back(store: Store, layout: Layout, shard: Shard, file: letter_files.Le
 
 
 def give_back(store: Store, shard: Shard) -> int:
-    """Give back what was settled in a shard's file, for upkeep. Returns how many bytes; LockTimeout if it is busy."""
+    """Give back the room of settled letters in a shard's file, for upkeep. Return how many bytes. LockTimeout."""
     with letter_files.locked(store, store.layout, shard, UPKEEP_WAIT_S) as file:
         return _give_back(store, store.layout, shard, file)

@@ -113,7 +113,7 @@ class UpdatePatience:
         """Time at which each update was first met in a log, on this process's monotonic clock (s)."""
 
     def decide(self, store: Store, batch: Batch, state: ReplayState) -> bool:
-        """Have decided what is old among the prepared records of a log. Return whether anything was: then look again.
+        """Have old updates decided that have prepared records in a log. Return whether one was: then look again.
 
         Nothing is decided by a user who may not write, nor while another process keeps a decision file locked.
         OutOfGroup, which says what to do, if a queue was moved out of its group: nothing would ever be decided there.

@@ -284,7 +284,7 @@ class DecisionFile(Journal):
         """Bytes of a torn line behind what was read."""
 
     def catch_up(self) -> DecisionState:
-        """Read what was appended since, and return what the file says. Call it under the lock, before `add`."""
+        """Read lines appended since the last call; return the decisions. Call it under the lock, before `add`."""
         self.torn = self.state.replay(self.fs.all_pieces(self.fd, self.state.end))
         self.size = self.state.end + self.torn
         return self.state

@@ -430,7 +430,7 @@ def _staged_by(record: dict[str, Any]) -> TaskFileName | None:
 
 
 def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedOut) -> None:
-    """Keep what was settled in the history. A repeat after a crash says the same."""
+    """Append the lines about settled letters to the history. A repeat after a crash says the same."""
     if store.settings.keep_history and sorted_out.gone:
         path = layout.settled(names.day_of(store.clock.now_ms()), shard)
         with store.locked(path, durable=store.sync_inserts) as file:

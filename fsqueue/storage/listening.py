@@ -258,7 +258,7 @@ class _Closer:
         _idle.clear()
 
     def start(self) -> None:
-        """Have what is idle closed after a while."""
+        """Have idle listeners closed after a while."""
         if not self._is_running:
             self._is_running = True
             try:

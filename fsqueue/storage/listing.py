@@ -224,7 +224,7 @@ class _Any:
 
 
 def parts(store: Store) -> Container[str]:
-    """Return the paths of what is right in the generation's directory, by one listing.
+    """Return the paths of the entries of the generation's directory, by one listing.
 
     On a shared mount to ask for a directory that is missing costs more than this listing. On a local disk it costs
     less: there the answer is that all may be there.

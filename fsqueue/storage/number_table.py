@@ -117,7 +117,7 @@ class Numbers:
     # -- what is known -----------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Follow what others have appended. What is known afterwards is on disk, if numbers are to survive."""
+        """Read the records that other processes have appended. They are on disk by then, if numbers are to survive."""
         with self._mutex:
             if self._last is None and not files(self.group):
                 return  # no number was ever given: a look makes no file
@@ -284,7 +284,7 @@ class Numbers:
             raise
 
     def _follow(self, place: int, fd: int) -> None:
-        """Read what was appended since. `fd`: the last file, locked. The mutex is held."""
+        """Read records appended since the last reading. `fd`: the last file, locked. The mutex is held."""
         fs, begun = self._fs, self._end
         at, offset = numbers.where(begun + 1)
         if at < place:

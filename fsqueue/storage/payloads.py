@@ -89,7 +89,7 @@ def _keep(locked: LockedBatch, day: Day, payload_bytes_max: int | None) -> bytes
 
 
 def _copy(locked: LockedBatch, content: bytes, directory: str, name: TaskFileName) -> None:
-    """Put what is kept of a task file into the directory of a day. The file itself stays."""
+    """Write `content`, which is kept of a task file, into the directory of a day. The file itself stays."""
     fs, sync = locked.store.fs, locked.log.sync and not locked.store.fs.shared
     fs.make_directory(directory, sync)
     put(locked.store, f"{directory}/{name}", [content])
