@@ -36,7 +36,17 @@ from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import all_limits, limiting, overwriting, revoking
-from fsqueue.storage import bells, group_directory, group_slots, listing, locked_batch, nested, queue_changes, remains
+from fsqueue.storage import (
+    bells,
+    group_directory,
+    group_slots,
+    listing,
+    locked_batch,
+    nested,
+    queue_changes,
+    remains,
+    slots,
+)
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.group_slots import Clocks
 from fsqueue.storage.queue_changes import Locked
@@ -339,6 +349,9 @@ def change_settings(store: Store, given: dict[str, Any]) -> Settings:
             record += layout.settings_record(others, now_ms)
         return record or None
 
+    _, limits, _ = layout.limits_after(store.settings, store.queue_state.limits, given, epoch)
+    if limits is not None:
+        slots.prepare(store)  # before anything is changed: root may not be able to give it to the queue's owner
     queue_changes.append(store, line)
     if store.queue_state.limits is not None:
         limiting.begin(store)

@@ -407,6 +407,13 @@ class HiddenTasks(OSError):
         self.stands, self.wanted = stands, wanted
 
 
+class NotGiven(PermissionError):
+    """Root cannot give what it has made in a directory of another user to that user. It was removed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EPERM, "Operation not permitted", path)
+
+
 def _limit_of(error: OSError) -> str:
     """Return which limit of open files is reached, and how to raise it."""
     if error.errno == errno.ENFILE:
@@ -446,6 +453,11 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
         )
     if error.errno == errno.EROFS:
         return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.{after}")
+    if isinstance(error, NotGiven):
+        return StorageError(
+            f"Root could not make {error.filename} while {doing}: root may not give it to the user who owns the "
+            f"directory, and that user's processes need it. Run the command as that user.{after}"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return StorageError(
             f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access.{after}"

@@ -13,7 +13,7 @@ from fsqueue.filesystem.expected_errors import (
     retried_after_stale,
     stale_is_missing,
 )
-from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of
+from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of, resolved_name
 from fsqueue.filesystem.operations import Filesystem
 from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault, resident_bytes
 from fsqueue.filesystem.rooted import Stamp
@@ -38,5 +38,6 @@ __all__ = [
     "mount_of",
     "program_fault",
     "resident_bytes",
+    "resolved_name",
     "stale_is_missing",
 ]

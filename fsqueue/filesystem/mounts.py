@@ -105,6 +105,11 @@ def directories_above(path: str) -> list[str]:
     return found
 
 
+def resolved_name(path: str) -> str:
+    """Return the last part of a path, which need not exist. Links are resolved before."""
+    return os.path.basename(os.path.realpath(path))
+
+
 def mount_of(path: str) -> Mount:
     """Return the mount that holds `path`, which need not exist. Linux; elsewhere the type is UNKNOWN."""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.errors import HiddenTasks
+from fsqueue.errors import HiddenTasks, NotGiven
 from fsqueue.filesystem import forked, locks, resources, side_threads, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import NOT_FILES, kind_of, retried_after_stale
@@ -32,6 +32,16 @@ SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 LOOKS = 4
 """Maximum number of times to open a name that others remove and make again."""
+
+
+def _give(fd: int, holder: os.stat_result) -> bool:
+    """Give an open file or directory that root has just made to the owner of the directory that holds it. Return
+    whether it is the owner's now: a file server may take root for nobody, and a container may lack the right.
+    """
+    if os.fstat(fd).st_uid != holder.st_uid:
+        with suppress(OSError):
+            os.fchown(fd, holder.st_uid, holder.st_gid)
+    return os.fstat(fd).st_uid == holder.st_uid
 
 
 class Filesystem(Rooted):
@@ -280,6 +290,39 @@ class Filesystem(Rooted):
             self._share_directory(path)
         if sync:
             self.sync_directory(os.path.dirname(path))
+
+    def make_directory_for_owner(self, path: str) -> None:
+        """Make a directory below the root, as `make_directory`. What root makes in a directory of another user, it
+        gives to that user, who could not write into it otherwise.
+
+        NotGiven, with nothing left, if the system forbids that. Other errors as of `make_directory`.
+        """
+        if os.geteuid() != 0:
+            return self.make_directory(path)
+        was_there = self.is_directory(path)
+        self.make_directory(path)
+        with self._holder(path) as (within, name), self.closing(self._open_directory(path)) as fd:
+            # Another directory of root's may have the name, by a neighbour's doing: one that is not empty is not given.
+            if was_there and (os.fstat(fd).st_uid != 0 or os.listdir(fd)):
+                return None
+            if not _give(fd, os.fstat(within)):
+                if not was_there:
+                    os.rmdir(name, dir_fd=within)
+                raise NotGiven(path)
+        return None
+
+    def make_file_for_owner(self, path: str) -> None:
+        """Make an empty file below the root, unless there is one. What root makes in a directory of another user, it
+        gives to that user. FileNotFoundError without its directory; NotGiven, with nothing left.
+        """
+        if os.geteuid() != 0:
+            return self.close(self.look(path, os.O_RDWR | os.O_CREAT))
+        # What was there already is not given away: a neighbour may have put another file of root's here.
+        with suppress(FileExistsError), self.closing(self.create(path)) as fd, self._holder(path) as (within, name):
+            if not _give(fd, os.fstat(within)):
+                os.unlink(name, dir_fd=within)
+                raise NotGiven(path)
+        return None
 
     def _make_above(self, path: str, sync: bool) -> None:
         """Make the directory that holds `path`, unless a caller must ask for that directory by name."""

@@ -5,7 +5,6 @@ A decision file is read while no log is locked (docs/design.md, section 4.22).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -171,7 +170,7 @@ def _read_decisions(group: GroupDirectory, logged: LoggedUpdate) -> DecisionStat
 
 
 def _log_name(store: Store, batch: Batch) -> LogName:
-    directory = names.listed_queue_directory(os.path.basename(store.path))
+    directory = store.directory_in_group
     assert directory is not None  # it lies in its group
     return LogName(directory, store.queue_state.directory, batch)
 

@@ -6,14 +6,13 @@ whose lease is over is left until its place is needed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
 from fsqueue.errors import FsqueueError
-from fsqueue.format import groups, names, slots
+from fsqueue.format import groups, slots
 from fsqueue.format.layout import QueueLimits
 from fsqueue.format.names import Batch
 from fsqueue.format.slots import LeaseSlot, SlotTable
@@ -84,7 +83,7 @@ def _files(store: Store) -> list[_Counted]:
     limits = None if group is None else group.state.limits
     if group is not None and limits is not None and limits.counts:
         epoch, by = limits.epoch, Clocks(store.clock, store.entropy)
-        directory = names.listed_queue_directory(os.path.basename(store.path))
+        directory = store.directory_in_group
         assert directory is not None, "it lies in the group by that name"
         files.append(
             _Counted(

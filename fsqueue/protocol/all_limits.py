@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
 from fsqueue.errors import FsqueueError, GroupNotFound, NotAQueue, QueueNotFound, StorageError
-from fsqueue.format import names, slots
+from fsqueue.format import slots
 from fsqueue.format.groups import GROUP_FILE, slots_file
 from fsqueue.format.layout import QueueLimits
 from fsqueue.format.names import Batch, QueueDirectory
@@ -120,7 +119,7 @@ class GroupLimiter(Limiter):
                 f"of {store.path} was leased. Set them again, or say that there are none: fsqueue set "
                 f"{shlex.quote(group.path)} max_leased=none"
             )
-        directory = names.listed_queue_directory(os.path.basename(store.path))
+        directory = store.directory_in_group
         assert directory is not None, "it was found in the group by that name"
         if group is not self._group:
             self._of_queue, self._domain = (group_slots.digest_of(directory),), domain_of(group.fs)

@@ -7,7 +7,6 @@ without its lock, since a first line never changes.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FsqueueError, GroupNotFound, LockTimeout, NotAQueue, StorageError
+from fsqueue.errors import FsqueueError, GroupNotFound, LockTimeout, NotAQueue, QueueNotFound, StorageError
 from fsqueue.filesystem import Filesystem, PassingOverStrays, directories_above, resources
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
@@ -55,14 +54,19 @@ def group_of(store: Store, has: str = "tasks of an update that is not decided") 
     identity = store.queue_state.group
     found: GroupDirectory | None = store.group
     if found is None or not found.fs.is_in_place():
-        found = store.group = next(filter(None, map(_group_at, _holders(store.path))), None)
-    directory = names.listed_queue_directory(os.path.basename(store.path))
+        store.forget_directory()
+        groups = filter(None, map(_group_at, _holders(store.path)))
+        found = store.group = next((group for group in groups if group.state.id == identity), None)
+    directory = store.directory_in_group
     try:
         if found is not None and directory is not None and found.state.id == identity:
             found.prove(store, directory)
             return found
     except NotAQueue:
         pass
+    except QueueNotFound:
+        store.forget_directory()  # a link may lead elsewhere by now
+        raise
     raise OutOfGroup(
         f"The queue {store.path} has {has}, and does not lie in the group in which it was made. Nothing was done. Move "
         "it back, or have it give them up: fsqueue fsck --repair"
@@ -89,9 +93,10 @@ def ring_bells_of(store: Store) -> None:
 
 def _ring_bell(of: weakref.ref[Store]) -> None:
     store = of()
-    directory = None if store is None else names.listed_queue_directory(os.path.basename(store.path))
     with suppress(OSError, FsqueueError):
-        if store is not None and directory is not None and (group := group_if_in_place(store)) is not None:
+        group = None if store is None else group_if_in_place(store)
+        directory = None if store is None else store.directory_in_group
+        if group is not None and directory is not None:
             group.bells.ring(bell_of(directory))
 
 

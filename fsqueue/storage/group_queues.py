@@ -60,7 +60,7 @@ def opened(group: GroupDirectory, name: LogName, own: Store) -> Iterator[Store |
     """Open the queue that has a log, for the length of a block. If that is `own`, yield `own`. None if the log's
     generation is not the present one, or the queue is not in its place. Errors as of `state_of` and `Store`.
     """
-    if own.path == group.path_of(name.directory):
+    if own.lies_at(group, name.directory):
         own.refresh(now=True)
         yield own if own.queue_state.directory == name.generation else None
         return

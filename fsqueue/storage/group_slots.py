@@ -6,7 +6,6 @@ queue of the group has a mark in its own file: only where it stands, a lease ask
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import NotAQueue, QueueNotFound, StorageError
+from fsqueue.errors import HiddenTasks, NotAQueue, QueueNotFound, StorageError
 from fsqueue.filesystem import NOT_FILES, either_of_two, is_gone
 from fsqueue.format import names, slots
 from fsqueue.format.groups import GroupState, group_file, limits_directory, slots_file
@@ -55,7 +54,7 @@ def change(group: GroupDirectory, by: Clocks, line: Callable[[GroupState], bytes
     LockTimeout; GroupNotFound; StorageError, with nothing changed, if something else has the place of the slots.
     """
     directory = limits_directory(group.path)
-    group.fs.make_directory(directory)
+    group.fs.make_directory_for_owner(directory)
     if not group.fs.is_directory(directory):
         raise StorageError(
             f"{directory} is no directory, but a link, for example: it was not followed. Nothing was changed. 'fsqueue "
@@ -116,12 +115,7 @@ def _mark(group: GroupDirectory, by: Clocks, directory: QueueDirectory, is_limit
 
 def read(group: GroupDirectory, epoch: str) -> bytes:
     """Return the content of the file, without its lock: see `slots.read`."""
-    fs = group.fs
-    try:
-        with fs.closing(fs.look_anew(slots_file(group.path, epoch))) as fd:
-            return fs.pread(fd, fs.fstat(fd).st_size, 0)
-    except FileNotFoundError:
-        return b""
+    return slot_files.content_at(group.fs, slots_file(group.path, epoch))
 
 
 def is_whole(domain: str, content: bytes | bytearray) -> bool:
@@ -145,25 +139,29 @@ def make(group: GroupDirectory, by: Clocks, limits: QueueLimits, own: Store | No
     Call it when each queue has its mark, and all processes know of that. The header comes last. `own`: the queue of the
     caller, which is open.
     """
-    fs, path = group.fs, slots_file(group.path, limits.epoch)
-    flags = os.O_RDWR | os.O_CREAT
-    fs.close(fs.making_room(path, lambda: fs.look(path, flags)))
+    group.fs.make_directory_for_owner(limits_directory(group.path))
+    group.fs.make_file_for_owner(slots_file(group.path, limits.epoch))
     held = held_in(group, limits, own) if limits.counts else []
     with locked(group, by, limits.epoch) as file:
-        slot_files.fill(file, held, domain_of(fs), durably=True)
+        slot_files.fill(file, held, domain_of(group.fs), durably=True)
 
 
 def held_in(group: GroupDirectory, limits: QueueLimits, own: Store | None) -> list[LeaseSlot]:
     """Return a slot for each task that a lease holds in any queue of a group, by what the logs say.
 
-    What is no queue of the group is left out. QueueFileLost, and other errors: it is not known what is held.
+    What is no queue of the group is left out; so is a link, a pipe or the like in the place of a queue's directory:
+    whatever it hides does not lie in the group. QueueFileLost, and other errors: it is not known what is held.
     """
     fields = [name for name, _ in limits.fields]
     found: list[LeaseSlot] = []
     for directory in sorted(group.directories()):
-        with suppress(QueueNotFound, NotAQueue), opened(group, directory, own) as store:
-            if store is not None:
-                found += of_group(directory, slot_files.held_now(store, fields))
+        try:
+            with suppress(QueueNotFound, NotAQueue), opened(group, directory, own) as store:
+                if store is not None:
+                    found += of_group(directory, slot_files.held_now(store, fields))
+        except HiddenTasks as error:
+            if error.filename != group.path_of(directory):
+                raise
     return found
 
 
@@ -192,7 +190,7 @@ def opened(group: GroupDirectory, directory: QueueDirectory, own: Store | None) 
 
     NotAQueue if another queue has its place. Other errors as of `Store`.
     """
-    if own is not None and own.path == group.path_of(directory):
+    if own is not None and own.lies_at(group, directory):
         own.refresh(now=True)
         yield own
         return

@@ -10,12 +10,13 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from fsqueue.filesystem import Filesystem
 from fsqueue.format import names, slots
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.slots import FREE, RECORD_BYTES, LeaseSlot
 from fsqueue.format.task_states import LEASED
-from fsqueue.interruptions import suppress
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import journals, listing
 from fsqueue.storage.journals import IN_PLACE, Journal
 from fsqueue.storage.locked_batch import BatchGone, LockedBatch
@@ -65,12 +66,20 @@ def path_of(store: Store, epoch: str) -> str:
 
 def read(store: Store, epoch: str) -> bytes:
     """Return the content of the file, without its lock. It may be old by the time that it is used. b"" without one."""
-    fs = store.fs
+    return content_at(store.fs, path_of(store, epoch))
+
+
+def content_at(fs: Filesystem, path: str) -> bytes:
+    """Return the content of a file of slots, without its lock; b"" if there is none. OSError, which names the path."""
     try:
-        with fs.closing(fs.look_anew(path_of(store, epoch))) as fd:
+        with fs.closing(fs.look_anew(path)) as fd:
             return fs.pread(fd, fs.fstat(fd).st_size, 0)
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        let_out(error)
+        error.filename = error.filename or path  # a read names no file: of a directory in its place, for example
+        raise
 
 
 def is_whole(store: Store, content: bytes | bytearray) -> bool:
@@ -92,6 +101,11 @@ def locked(store: Store, epoch: str, wait_s: float = WAIT_S) -> Iterator[SlotFil
         yield file
 
 
+def prepare(store: Store) -> None:
+    """Make the directory for files of slots in the present generation. OSError."""
+    store.making_generation(lambda: store.fs.make_directory_for_owner(store.layout.limits))
+
+
 def make(store: Store, epoch: str, fields: Collection[str] = (), counts: bool = True) -> None:
     """Make the file whole: with a slot for each lease that is held. Errors as `locked`. `fields`: those of payloads
     that have a limit. `counts`: whether leases need slots; with a rate alone they do not.
@@ -99,9 +113,8 @@ def make(store: Store, epoch: str, fields: Collection[str] = (), counts: bool = 
     Call it when all processes know of the limits: then none leases without a slot. The header comes last. If the maker
     dies before it, the next one begins anew.
     """
-    fs, path = store.fs, path_of(store, epoch)
-    flags = os.O_RDWR | os.O_CREAT
-    fs.close(store.making_generation(lambda: fs.making_room(path, lambda: fs.look(path, flags))))
+    prepare(store)
+    store.making_generation(lambda: store.fs.make_file_for_owner(path_of(store, epoch)))
     # Before the lock, under which no other may be taken. As long as the file is not whole, no lease is added.
     held = held_now(store, fields) if counts else ()
     with locked(store, epoch) as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,11 +14,11 @@ from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, LatestMeasurement, duration_ms
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
-from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
+from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resolved_name, resources
 from fsqueue.filesystem.processes import boot_id
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueLimits, QueueState
-from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
+from fsqueue.format.names import Day, Generation, KeyEpoch, QueueDirectory, counters, probe, trashed
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import journals, listening
 from fsqueue.storage.journals import J, Journal
@@ -109,6 +108,8 @@ class Store:
         """Findings of `retrying` in files of dead letters, by the files' paths."""
         self.group: Any = None
         """The open group that the queue lies in, once `decisions` has asked for it."""
+        self._directory: QueueDirectory | None = None
+        """The name of the queue's directory in its group, once it was asked for."""
         self._busy_until: dict[str, float] = {}
         self._durable_lines = (1, False)
         """The generation whose line in `queue.jsonl` is known to be on disk, and whether those of the format and of the
@@ -148,10 +149,33 @@ class Store:
         return self.queue_file.state
 
     @property
+    def directory_in_group(self) -> QueueDirectory | None:
+        """Return the name of the queue's directory in its group; None for one that was not made in a group.
+
+        The queue may have been opened through a link of another name. A hint: `decisions.group_of` proves it.
+        """
+        if self.queue_state.group is None:
+            return None
+        if self._directory is None:
+            self._directory = names.listed_queue_directory(resolved_name(self.path))
+        return self._directory
+
+    def forget_directory(self) -> None:
+        """Have the next look at `directory_in_group` resolve links anew."""
+        self._directory = None
+
+    @property
     def name_in_group(self) -> str | None:
         """Return the queue's name in its group; None for one that was not made in a group."""
-        directory = names.listed_queue_directory(os.path.basename(self.path)) if self.queue_state.group else None
+        directory = self.directory_in_group
         return names.parse_queue_directory(directory) if directory is not None else None
+
+    def lies_at(self, group: Any, directory: QueueDirectory) -> bool:
+        """Return whether this is the queue of an open group that has this directory. A hint, as `directory_in_group`.
+
+        False if the queue may be another one, which has to be opened.
+        """
+        return self.path == group.path_of(directory) or (self.group is group and self.directory_in_group == directory)
 
     @property
     def layout(self) -> Layout:
@@ -281,7 +305,7 @@ class Store:
     def _make_generation(self, fd: int) -> None:
         """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""
         if state_in(self.fs, fd, self.path) == self.queue_state:
-            self.fs.make_directory(self.layout.base)
+            self.fs.make_directory_for_owner(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:
         """Call `action`. If a file or directory is missing, make the generation's directory, and call it again."""

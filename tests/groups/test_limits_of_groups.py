@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 import fsqueue
-from fsqueue import Group, GroupNotFound, InvalidArgument, Queue, StorageError
+from fsqueue import Group, GroupNotFound, InvalidArgument, LockTimeout, Queue, StorageError
 from fsqueue.clock import ManualClock
 from fsqueue.format import slots
 from fsqueue.format.groups import group_file, slots_file
@@ -363,7 +363,15 @@ def test_limits_that_begin_while_marks_are_taken_away_find_or_write_them(
             is_done = True
             begun.start()
 
-    begun = threading.Thread(target=lambda: other.set_limits(max_leased=1))
+    def begin() -> None:
+        while True:
+            try:
+                other.set_limits(max_leased=1)
+                return
+            except LockTimeout:  # by the clock of the test, which does not wait for the other thread
+                continue
+
+    begun = threading.Thread(target=begin)
     monkeypatch.setattr(group_slots, "_mark", between)
     group.set_limits(max_leased=None)
     begun.join(PATIENCE_S)
@@ -605,6 +613,83 @@ def test_a_link_in_place_of_the_limits_is_not_followed(group: Group, at: Opened,
     assert len(at("a").lease(9)) == 2
 
 
+@pytest.mark.parametrize("where", ["outside", "beside", "in another group"])
+def test_a_queue_that_is_opened_through_a_link_of_another_name_keeps_to_them(
+    group: Group, at: Opened, tmp_path: Path, clock: ManualClock, where: str
+) -> None:
+    holder = tmp_path
+    if where == "beside":
+        holder = group.path
+    elif where == "in another group":
+        holder = Path(Group.create(tmp_path / "other").path)
+    link = holder / "b2"
+    link.symlink_to(group.path / "a")
+    group.set_limits(max_leased=2)
+    linked = Queue(link)
+    [held] = linked.lease()
+    assert held.payload == {"n": 0}
+    assert len(at("b").lease(9)) == 1
+    assert linked.lease() == []
+    held.complete()
+    clock.advance(1.1)
+    assert len(linked.lease(9)) == 1
+    assert linked.store.name_in_group == "a"
+    assert [*linked.fsck()] == []
+
+
+def test_a_link_that_leads_elsewhere_by_now_is_resolved_anew(group: Group, tmp_path: Path, clock: ManualClock) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(group.path / "a")
+    group.set_limits(max_leased=5)
+    linked = Queue(link)
+    assert len(linked.lease(2)) == 2
+    (group.path / "a").rename(group.path / "renamed")
+    link.unlink()
+    link.symlink_to(group.path / "renamed")
+    clock.advance(1.1)
+    with pytest.raises(fsqueue.QueueNotFound):
+        linked.lease()
+    assert len(linked.lease(9)) == 3
+
+
+@pytest.mark.parametrize("what", ["link to a directory", "link to a queue", "dangling link", "pipe"])
+def test_what_is_no_directory_does_not_hold_up_limits_that_begin(
+    group: Group, at: Opened, tmp_path: Path, what: str
+) -> None:
+    """It is neither followed nor opened: fsck tells of it."""
+    stray, elsewhere = group.path / "bb", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if what == "pipe":
+        os.mkfifo(stray)
+    elif what == "link to a queue":
+        shutil.copytree(group.path / "a", elsewhere, dirs_exist_ok=True)
+        stray.symlink_to(elsewhere)
+    else:
+        stray.symlink_to(elsewhere if what == "link to a directory" else tmp_path / "nothing")
+    before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+    assert len(at("a").lease(1)) == 1
+    assert group.set_limits(max_leased=3).max_leased == 3
+    assert len(at("c").lease(9)) == 2
+    slots_path(group).unlink()
+    assert at("b").lease() == []
+    assert {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
+    assert "hidden-file" in [one.kind for one in group.fsck()]
+
+
+def test_a_queue_whose_own_file_is_a_link_holds_limits_up_that_begin(group: Group, at: Opened) -> None:
+    """The queue lies in the group, so leases in it may hold."""
+    own = group.path / "b" / "queue.jsonl"
+    own.rename(own.with_name("moved"))
+    own.symlink_to("moved")
+    with pytest.raises(fsqueue.QueueFileLost, match="symbolic link"):
+        group.set_limits(max_leased=3)
+    with pytest.raises(fsqueue.QueueFileLost, match="symbolic link"):
+        at("a").lease()
+    own.unlink()
+    own.with_name("moved").rename(own)
+    assert len(at("a").lease(9)) == 3
+
+
 def test_a_copy_of_the_whole_group_counts_by_itself(group: Group, at: Opened, clock: ManualClock) -> None:
     group.set_limits(max_leased=2)
     assert len(at("a").lease(9)) == 2
@@ -681,6 +766,19 @@ def test_a_file_of_slots_that_is_not_whole_is_made_anew_from_all_logs(group: Gro
     else:
         path.unlink()
     assert len(at("c").lease(9)) == 1
+
+
+def test_a_directory_in_place_of_the_file_of_slots_is_named(group: Group, at: Opened) -> None:
+    group.set_limits(max_leased=3)
+    path = slots_path(group)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError) as caught:
+        at("a").lease()
+    assert str(path) in str(caught.value)
+    assert "fsqueue fsck --repair" in str(caught.value)
+    assert all(one.repaired for one in group.fsck(repair=True))
+    assert len(at("a").lease(9)) == 3
 
 
 def test_a_locked_file_of_slots_gives_no_task_and_no_error(group: Group, at: Opened) -> None:

@@ -56,7 +56,7 @@ HARMLESS = {
 OF_FILESYSTEM = {
     DELETES: {"unlink", "remove_tree", "remove_directory", "remove_file", "remove_all"},
     MOVES: {"rename", "rename_task_file"},
-    MAKES: {"make_directory", "make_root", "mkdir"},
+    MAKES: {"make_directory", "make_directory_for_owner", "make_file_for_owner", "make_root", "mkdir"},
     WRITES: {"open_append", "overwrite", "overwrite_at", "cut_to", "write_all", "pwrite", "touch"},
 }
 """Methods of filesystems, and of a locked batch, whatever they are called on."""

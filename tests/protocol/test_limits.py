@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, LeaseLost, Queue
+from fsqueue import InvalidArgument, LeaseLost, Queue, StorageError
 from fsqueue.clock import ManualClock
 from fsqueue.format import slots
 from fsqueue.format.layout import Pause, read_queue_state
@@ -411,3 +411,17 @@ def test_a_locked_file_of_slots_gives_no_task_and_no_error(
     with slot_files.locked(store, limits.epoch):
         assert limited.lease() == []
     assert len(limited.lease(9)) == 3
+
+
+def test_a_directory_in_place_of_the_file_of_slots_is_named(limited: Queue, other: Queue) -> None:
+    limits = limited.store.queue_state.limits
+    assert limits is not None
+    path = Path(slot_files.path_of(limited.store, limits.epoch))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError) as caught:
+        other.lease()
+    assert str(path) in str(caught.value)
+    assert "fsqueue fsck --repair" in str(caught.value)
+    assert all(one.repaired for one in limited.fsck(repair=True))
+    assert len(other.lease(9)) == 3
