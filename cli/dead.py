@@ -37,7 +37,7 @@ def dead() -> None:
 
 @dataclass
 class _Group:
-    """Dead letters whose reasons differ in numbers only (but for exit statuses)."""
+    """Dead letters whose reasons are `alike`."""
 
     headline: str
     count: int
@@ -65,8 +65,9 @@ def list_(
 ) -> None:
     """List the dead letters of Q, grouped by the first line of their reason; with --json, each.
 
-    Reasons that differ in numbers only are one group. Of each group some tasks are shown with their payload, and with
-    their own reason where the reasons differ. 'fsqueue show Q TASK' shows the whole reason, with the output's end.
+    Reasons that differ in numbers only are one group, and so are all that begin with 'out of memory'. Of each group
+    some tasks are shown with their payload, and with their own reason where the reasons differ. 'fsqueue show Q TASK'
+    shows the whole reason, with the output's end.
 
     Q may be a group of queues: then the letters of all its queues are grouped together.
     """

@@ -278,13 +278,17 @@ def show(queue: str, task: str | None, key: str | None, as_json: bool) -> None:
     if first is not None:
         say(f"{'retry of':<13} {first}")
     say("history")
+    is_held = False
     for move in movements:
+        was_held, is_held = is_held, move.op in ("lease", "renew")
         if move.op == "renew" and move.until is not None and move.until < move.at:  # see `revoking.expire`
             say(f"  {moment(move.at)}  released, its worker was proven dead (lease {move.lease})")
             continue
         rest = {name: value for name, value in move.as_dict().items() if name not in ("op", "at")}
-        if move.op == "change" and not rest:  # see `limiting.end`
-            say(f"  {moment(move.at)}  expired   the place of its lease was needed (max_leased)")
+        if move.op == "change" and not rest:
+            # Of a leased task: see `limiting.end`. The history keeps no priorities of payloads that are not kept.
+            what = "expired   the place of its lease was needed (a limit)" if was_held else "change    its priority"
+            say(f"  {moment(move.at)}  {what}")
             continue
         shown = [
             f"{name} {moment(value) if name in ('until', 'available_at') else _text(value)}"

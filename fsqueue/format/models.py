@@ -253,6 +253,8 @@ class Movement(AsDict):
     """Id of the ended task, a dead letter or a completed one, that an insert has retried as this task."""
     update: str | None = None
     """The atomic update that the movement was a part of."""
+    priority: str | int | None = None
+    """The new priority, of a change that gave the task one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""

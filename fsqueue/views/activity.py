@@ -59,6 +59,8 @@ PIECES = 10
 QUANTILE = 2.26
 """Student's t, 9 degrees of freedom: the number of standard errors within which the rate lies 19 of 20 times."""
 
+_MEMORY = re.compile(r"(?:probably )?out of memory(?= \()")
+"""Matches the beginning of a reason that a worker gives for want of memory: see `worker.causes.Memory`."""
 _NUMBER = re.compile(r"(?<![0-9])(?<!exit status )[0-9]+")
 HEADLINE_CHARS_MAX = 200
 
@@ -117,7 +119,7 @@ class MostUsed:
 
 @dataclass(slots=True)
 class Failure:
-    """Failures whose reasons differ in numbers only (but for exit statuses); `reason` is the first line of one.
+    """Failures whose reasons are `alike`; `reason` is the first line of one.
 
     `dead` of them were given up; `retrying`: the last attempt failed, and they come back. `last` is Unix seconds, if
     known.
@@ -221,8 +223,12 @@ def headline(reason: str) -> str:
 
 
 def alike(reason: str) -> str:
-    """Return what reasons have in common that differ in numbers only (but for exit statuses)."""
-    return _NUMBER.sub("#", headline(reason))
+    """Return what reasons have in common that differ in numbers only (but for exit statuses), or in the sign by which
+    a worker knew that memory was used up.
+    """
+    first = headline(reason)
+    memory = _MEMORY.match(first)
+    return _NUMBER.sub("#", first) if memory is None else memory[0]
 
 
 def activity(store: Store, window_ms: int | None = None) -> Activity:

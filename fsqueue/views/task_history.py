@@ -115,4 +115,5 @@ def _movement(record: dict[str, Any], index: int) -> Movement:
         cpu_s=None if used is None else used[0] / 1000,
         peak_memory_bytes=None if used is None else used[1] * 1024,
         update=_update(record),
+        priority=record.get("priority") if record["op"] == "change" else None,
     )

@@ -82,3 +82,18 @@ def test_wrong_use_changes_nothing(fsqueue_cli: Run, queue: Queue, words: tuple[
     assert "Traceback" not in found.stderr
     assert queue.task(ref.id).version == next(queue.tasks()).version
     assert queue.history(ref.id)[-1].op == "insert"
+
+
+def test_show_says_what_was_changed(fsqueue_cli: Run, queue: Queue) -> None:
+    task = queue.insert("x")
+    fsqueue_cli("change", queue.path, task.id, "--priority", "5")
+    fsqueue_cli("change", queue.path, task.id, "--no-priority")
+    fsqueue_cli("change", queue.path, task.id, "--delay", "1h")
+    history = fsqueue_cli("show", queue.path, task.id).stdout.partition("history\n")[2].splitlines()
+    assert [line.split()[2:] for line in history][:3] == [
+        ["insert"],
+        ["change", "priority", "5"],
+        ["change", "its", "priority"],
+    ]
+    assert history[3].split()[2:4] == ["change", "available_at"]
+    assert [move.priority for move in queue.history(task.id)] == [None, 5, None, None]

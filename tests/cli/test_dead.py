@@ -11,6 +11,7 @@ import pytest
 
 from fsqueue import Bury, Queue
 from fsqueue.functions import handler
+from fsqueue.worker.causes import Memory
 from tests.cli.conftest import Run
 from tests.conftest import QueueFactory
 from tests.pages import text_of
@@ -38,6 +39,18 @@ def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
         assert re.fullmatch(r' {11}[0-9a-f]+\.\d+  {"n":(\d)}  timed out after \1 s', line), line
     assert re.search(r'  {"n":[34]}$', lines[5]), lines[5]
     assert "\x1b" not in "".join(lines)
+
+
+def test_all_that_ran_out_of_memory_is_one_group_whatever_the_sign(fsqueue_cli: Run, queue: Queue) -> None:
+    ends = ["exit status 1): MemoryError: no", "MemoryError: )", "killed by SIGKILL; the memory was used up)"]
+    reasons = [Memory.SHORT.reason(end.rstrip(")")) for end in ends]
+    reasons += [Memory.PROBABLY_SHORT.reason("exit status 137"), "out of memory, says the program"]
+    queue.insert_many(range(len(reasons)))
+    for task, reason in zip(queue.lease(9), reasons, strict=True):
+        task.bury(reason)
+    lines = fsqueue_cli("dead", "list", queue.path).stdout.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" " * 11)] == ["3", "1", "1"]
+    assert {failure.dead for failure in queue.activity().failures} == {3, 1}
 
 
 @pytest.mark.parametrize("more", [(), ("--each",)])
