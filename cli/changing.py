@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import click
 
 import fsqueue
 
-from .common import NOTHING_EXIT, UNKNOWN_EXIT, example, json_option, queue_argument, say_unknown, words
+from .common import NOTHING_EXIT, UNKNOWN_EXIT, example, is_id, json_option, queue_argument, say_unknown, words
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, MOMENT, PRIORITY
 from .printing import complain, print_done
@@ -77,8 +76,8 @@ def _chosen(
     q: AnyQueue, named: list[str], conditions: tuple[Condition, ...], is_named: bool
 ) -> tuple[list[str], list[str]]:
     """Return the ids of the tasks that are meant, and the keys that no unfinished task has."""
-    ids = [one for one in named if _is_id(one)]
-    wanted = dict.fromkeys(one for one in named if not _is_id(one))
+    ids = [one for one in named if is_id(one)]
+    wanted = dict.fromkeys(one for one in named if not is_id(one))
     where = all_of(conditions)
     if not wanted and where is None:
         return ids, []
@@ -93,14 +92,6 @@ def _chosen(
     if where is not None:
         ids = [one for one in ids if one in met] if is_named else sorted(met)
     return list(dict.fromkeys(ids)), [key for key in wanted if key not in found]
-
-
-def _is_id(word: str) -> bool:
-    """Return whether a word has the form of a task's id. Any other is a key."""
-    return _ID.fullmatch(word) is not None
-
-
-_ID = re.compile(r"[0-9a-f]{32}\.(0|[1-9][0-9]{0,8})")
 
 
 def _report(q: AnyQueue, chosen: list[str], no_keys: list[str], report: fsqueue.ChangeReport, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -338,6 +339,14 @@ def print_count(name: str, count: int, as_json: bool, unknown: Sequence[str] = (
     say_unknown(unknown)
     if unknown:
         raise click.exceptions.Exit(UNKNOWN_EXIT)
+
+
+_ID = re.compile(r"[0-9a-f]{32}\.(0|[1-9][0-9]{0,8})")
+
+
+def is_id(word: str) -> bool:
+    """Return whether a word has the form of a task's id. Any other is a key."""
+    return _ID.fullmatch(word) is not None
 
 
 def say_unknown(ids: Sequence[str]) -> None:

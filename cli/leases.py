@@ -25,6 +25,7 @@ from .common import (
     confirm,
     example,
     ids_argument,
+    is_id,
     json_option,
     match_option,
     path_of,
@@ -76,8 +77,8 @@ fsqueue lease Q --id 0193f0c2a4b97c31a2d5e8f001234567.12    # this task, to see 
 @click.option("--order", type=click.Choice(ORDERS), default="priority",
               help="The most urgent tasks first, or random ones [priority].")  # fmt: skip
 @click.option("--id", "ids", metavar="TASK", multiple=True,
-              help="Lease this task, whatever comes before it; '-' reads ids from standard input. "
-              "Repeatable.")  # fmt: skip
+              help="Lease this task, named by its id or key, whatever comes before it; '-' reads them from standard "
+              "input. Repeatable.")  # fmt: skip
 @worker_option
 @click.option("--tokens/--json", "tokens_only", help="Print tokens only / JSON, an object a line (default).")
 def lease(
@@ -115,12 +116,13 @@ def lease(
                 break
             step_s = min(step_s * 1.5, WAIT_STEP_S[1])
         if ids:
+            chosen, no_keys = _ids_of(q, chosen)
             tasks = q.lease_by_id(chosen, lease_s=lease_s)
         if noted:
             _put_back(q, tasks)
             raise click.exceptions.Exit(128 + noted[0])
         if ids:
-            _say_left_out(q, chosen, tasks)
+            _say_left_out(q, chosen, no_keys, tasks)
         elif not tasks:
             complain(_why_nothing(q))
             raise click.exceptions.Exit(NOTHING_EXIT)
@@ -167,10 +169,27 @@ def _refuse_beside_ids() -> None:
             raise click.UsageError(f"--id names the tasks, and {option} chooses others. Leave one out.")
 
 
-def _say_left_out(q: AnyQueue, ids: list[str], tasks: list[fsqueue.LeasedTask]) -> None:
+def _ids_of(q: AnyQueue, named: list[str]) -> tuple[list[str], list[str]]:
+    """Return the ids of tasks that are named by their ids or keys, and the keys that no unfinished task has."""
+    ids: dict[str, None] = {}
+    no_keys: list[str] = []
+    for one in named:
+        if is_id(one):
+            ids[one] = None
+            continue
+        try:
+            ids[q.find_by_key(one).id] = None
+        except fsqueue.TaskNotFound:
+            no_keys.append(one)
+    return [*ids], no_keys
+
+
+def _say_left_out(q: AnyQueue, ids: list[str], no_keys: list[str], tasks: list[fsqueue.LeasedTask]) -> None:
     """Say why named tasks were not leased. Exit with NOTHING_EXIT if none was, or UNKNOWN_EXIT if some are unknown."""
-    if not ids:
+    if not ids and not no_keys:
         complain("standard input names no task")
+    for key in no_keys:
+        complain(f"no unfinished task has the key {key!r}")
     left_out = [one for one in ids if one not in {task.id for task in tasks}]
     states = {one: state_of(q, one) for one in left_out}
     held_up = _why_nothing(q) if "waiting" in states.values() else NOTHING_AVAILABLE
@@ -182,7 +201,7 @@ def _say_left_out(q: AnyQueue, ids: list[str], tasks: list[fsqueue.LeasedTask]) 
             why = held_up if is_held_up else _NOT_LEASED.get(states[one] or "", "it has ended")
             complain(f"{one} ({states[one]}) is not leased: {why}")
     if not tasks:
-        raise click.exceptions.Exit(UNKNOWN_EXIT if unknown else NOTHING_EXIT)
+        raise click.exceptions.Exit(UNKNOWN_EXIT if unknown or no_keys else NOTHING_EXIT)
 
 
 _NOT_LEASED = {

@@ -92,6 +92,17 @@ def test_a_task_is_leased_by_its_id_and_what_is_left_out_is_told(fsqueue_cli: Ru
     assert queue.status() == Status(waiting=2, delayed=1, completed=1, dead=1)
 
 
+def test_a_task_is_leased_by_its_key(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    queue.insert_many(range(3))
+    kept = queue.insert("x", key="run-17")
+    done = fsqueue_cli("lease", place, "--id", "run-17", "--id", kept.id, "--id", "run-18")
+    assert json.loads(done.stdout)["id"] == kept.id
+    assert done.stderr == "fsqueue: no unfinished task has the key 'run-18'\n"
+    assert "a worker holds it" in fsqueue_cli("lease", place, "--id", "-", input="run-17\n", code=3).stderr
+    assert "no unfinished task" in fsqueue_cli("lease", place, "--id", "run-18", code=13).stderr
+    assert queue.status().leased == 1
+
+
 @pytest.mark.parametrize("options", [("-n", 1), ("--wait", 0), ("--up-to", 5), ("--order", "priority")], ids=str)
 def test_who_names_tasks_chooses_no_others(fsqueue_cli: Run, queue: Queue, options: tuple[Any, ...]) -> None:
     ref = queue.insert(1)
