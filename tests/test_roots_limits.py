@@ -12,7 +12,7 @@ import pytest
 from fsqueue import Group, Queue, StorageError
 from fsqueue.protocol import limiting
 from tests.support import needs_root, open_to_all
-from tests.test_group import OWNER, as_user
+from tests.test_group import GROUP, MEMBER, OWNER, as_user
 
 pytestmark = needs_root
 
@@ -29,14 +29,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(place: Path, kind: str, tasks: int) -> None:
-    def make() -> None:
-        if kind == "queue":
-            Queue.create(place / "q", shards=2).close()
-        else:
-            Group.create(place / "g", shards=2)
-        insert(place, kind, tasks)
+    as_user(OWNER, 0o022, lambda: made_here(place, kind, tasks))
 
-    as_user(OWNER, 0o022, make)
+
+def made_here(place: Path, kind: str, tasks: int) -> None:
+    if kind == "queue":
+        Queue.create(place / "q", shards=2).close()
+    else:
+        Group.create(place / "g", shards=2)
+    insert(place, kind, tasks)
 
 
 def opened(place: Path, kind: str) -> Queue:
@@ -75,6 +76,17 @@ def test_the_owner_can_use_what_root_makes(place: Path, kind: str, tasks: int, u
     assert as_user(OWNER, 0o022, lambda: leased(place, kind)) == 2
     as_user(OWNER, 0o022, lambda: limit(place, kind, max_leased=4, limit={"host": 1}))
     assert as_user(OWNER, 0o022, lambda: leased(place, kind)) == 2
+
+
+@pytest.mark.parametrize("kind", ["queue", "group"])
+def test_members_of_a_group_can_use_what_root_makes(place: Path, kind: str) -> None:
+    os.chown(place, OWNER, GROUP)
+    place.chmod(0o2775)
+    as_user(OWNER, 0o002, lambda: made_here(place, kind, 5))
+    as_user(0, 0o077, lambda: limit(place, kind, max_leased=2))
+    assert of_root(place) == []
+    assert as_user(MEMBER, 0o077, lambda: leased(place, kind)) == 2
+    assert {path.stat().st_gid for path in place.rglob("*")} == {GROUP}
 
 
 @pytest.mark.parametrize("kind", ["queue", "group"])
