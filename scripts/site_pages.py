@@ -31,7 +31,7 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
 }
 """Pages of the site that have another name there than in the clone."""
-DIRECTORIES = {"docs": "map.md", "docs/tutorials": "tutorials/images.md", "docs/decisions": "map.md"}
+DIRECTORIES = {"docs": "map.md", "docs/tutorials": "tutorials/first.md", "docs/decisions": "map.md"}
 """Where a link to a directory leads on the site."""
 LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 NAMED_BY_FILE = re.compile(r"\[([\w./-]+\.md)\]\(([^)\s#]+)")

@@ -162,6 +162,8 @@ def tasks_for_the_cheat_sheet(typed: Typed, block: Block) -> None:
 
 TILES_PY = "import fsqueue\n\n\n@fsqueue.task\ndef render(tile, zoom=1):\n    return {'pixels': 256 * zoom}\n"
 """As in docs/functions.md."""
+A_LETTER = "fsqueue ls {} --state dead --limit 1 --json | grep -om1 '01[0-9a-f]\\{{30\\}}\\.[0-9]*'"
+"""Prints the id of a dead letter of a queue, as a reader copies one."""
 COMING = {"inputs.txt": "a.txt\nb.txt\n", "process": "#!/bin/sh\n", "bin/sbatch": SBATCH}
 
 PLANS = {
@@ -180,7 +182,7 @@ PLANS = {
         names={"render": lambda tile: None, "tasks": TILES},
         before_each={"Workers": "fsqueue insert /scratch/me/tiles tasks.jsonl"},
         elsewhere={
-            "scripts/demo     # sets up": "tests/demo, and CI",
+            "scripts/demo     # installs": "tests/demo, and CI",
             "Install": "tests/house/test_packaging.py",
         },
     ),
@@ -232,6 +234,7 @@ PLANS = {
             "Who can have what run": "another host",
         },
     ),
+    "docs/failures.md": Plan(instead={"Q TASK": f"Q $({A_LETTER.format('Q')})"}),
     "docs/keys.md": Plan(files={"scans.jsonl": '{"scan": 7}\n{"scan": "7"}\n{}\n'}),
     "docs/package.md": Plan(instead={"seq 1 1000": "seq 1 20", "range(1000)": "range(20)"}, names={"render": int}),
     "docs/status.md": Plan(
@@ -255,6 +258,7 @@ PLANS = {
         before_each={"Commands and payloads of others": "fsqueue insert Q task.jsonl"},
     ),
     "docs/doctor.md": Plan(elsewhere={"Two hosts": "below", "$ fsqueue doctor": "below"}),
+    "docs/tutorials/first.md": Plan(instead={"first TASK": f"first $({A_LETTER.format('first')})"}),
     "docs/tutorials/images.md": Plan(
         instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}
     ),
@@ -316,6 +320,7 @@ NOT_TYPED = {
     **{f"docs/{page}.md": "tests/lab/test_hpc_guide.py" for page in ON_SLURM},
     "docs/schedulers.md": "tests/cluster/test_schedulers.py",
     "docs/http.md": "tests/service/test_asking.py",
+    "docs/tutorials/spark.md": "tests/spark/test_tutorial.py",
     **{f"docs/{page}.md": "examples are those of tests/spark" for page in ON_SPARK},
 }
 
