@@ -43,7 +43,7 @@ CLAIM_SIZES = [
 """What a key's file takes besides the key: on a disk of the host, and on a network mount."""
 NUMBERS = [
     ("README.md", "ten minutes unless you say otherwise", DEFAULT.lease_s == 600),
-    ("README.md", "after five failed attempts it is given up", DEFAULT.max_attempts == 5),
+    ("README.md", "After five failed attempts it is given up", DEFAULT.max_attempts == 5),
     ("README.md", "not published for a week is dropped", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("README.md", "a batch that stays locked for 2 s", leasing.BUSY_WAIT_S == 2),
     ("docs/guarantees.md", "Up to a second after a purge", queue_file.FRESH_S == 1),
