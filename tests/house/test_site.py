@@ -78,6 +78,12 @@ def test_a_page_for_users_is_short(page: str) -> None:
     assert lines <= LINES_MAX, f"docs/{page} has {lines} lines: split it by question"
 
 
+@pytest.mark.parametrize("page", [*of("Tutorials"), *of("How to")])
+def test_a_page_for_users_names_no_test(page: str) -> None:
+    named = re.findall(r"`tests/[^`]*`", text_of(f"docs/{page}"))
+    assert named == [], "docs/guarantees.md is the place of the names of tests"
+
+
 def test_the_reference_has_each_public_name_once() -> None:
     named = [name for names in HOOKS.PYTHON.values() for name in names]
     assert sorted(named) == sorted(set(fsqueue.__all__) - {"__version__"})
