@@ -52,6 +52,7 @@ class Clone:
             for name in (
                 "setup-chromium",
                 "setup-groff",
+                "setup-prometheus",
                 "lab/setup",
                 "test-oldest-spark",
                 "check-release",
