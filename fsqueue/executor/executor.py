@@ -219,14 +219,18 @@ def _place_of(queue: Any) -> str | None:
     return os.path.dirname(os.path.dirname(queue.path) if isinstance(queue, GroupQueue) else queue.path)
 
 
-def _starting(queue: Any, workers: int, listed: FunctionList | None) -> tuple[StartWorker | None, Callable[[], object]]:
-    """Return what starts an own worker, or None if there is none to start, and what to call when it has ended."""
+def _starting(
+    queue: Any, workers: int, listed: FunctionList | None
+) -> tuple[StartWorker | None, Callable[[], object], Callable[[], object]]:
+    """Return what starts an own worker, or None if there is none to start; what to call when it has ended; and what has
+    it hear of the next insert at once.
+    """
     if listed is None:
-        return None, lambda: None
+        return None, lambda: None, lambda: None
     path = os.path.abspath(queue.path)
 
     def start(told: Callable[[list[str]], object]) -> StartedWorker:
         queue.insert_many([])  # a queue of a group comes into being
         return StartedWorker(path, workers, listed.names, told)
 
-    return start, listed.close
+    return start, listed.close, lambda: queue.store.doorbell.ring_next_time()

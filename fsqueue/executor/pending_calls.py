@@ -54,6 +54,8 @@ MISSED_S = 2.0
 letter."""
 DEATHS_MAX = 3
 """Number of own workers in a row that may end before a call has ended, until no more is started."""
+FORGOTTEN_S = 1.0
+"""How often is looked whether somebody has the executor still: nothing tells that it was collected."""
 CHECK_S = 0.25
 """How often is looked whether the own worker is there, ..."""
 PATIENCE_S = (30.0, 15.0, 5.0)
@@ -82,15 +84,22 @@ StartWorker = Callable[[Callable[[list[str]], object]], StartedWorker]
 class PendingCalls:
     """The calls that have not ended. `start_worker`: starts an own worker; None if the executor has none.
 
-    `at_end`: called when they all have ended, and the own worker has.
+    `at_end`: called when they all have ended, and the own worker has. `rouse_worker`: has an idle own worker hear of
+    the next insert at once.
     """
 
     def __init__(
-        self, executor: object, queue: AsksForTasks, start_worker: StartWorker | None, at_end: Callable[[], object]
+        self,
+        executor: object,
+        queue: AsksForTasks,
+        start_worker: StartWorker | None,
+        at_end: Callable[[], object],
+        rouse_worker: Callable[[], object],
     ) -> None:
         self._executor = weakref.ref(executor)
         """If it is there no more, nobody submits a call."""
         self._queue, self._start_worker, self._at_end = queue, start_worker, at_end
+        self._rouse_worker = rouse_worker
         self._now = Clock().monotonic
         self._changed = threading.Condition()
         self._inserting = threading.Lock()
@@ -132,6 +141,8 @@ class PendingCalls:
             self._begin()
             self._futures[future] = None
             now = self._last_at = self._now()
+            if threading.current_thread() is self._thread:
+                self._is_hurried = True  # by a callback: it gathers those of all callbacks, and then inserts
             if not self._gathered:
                 self._gathered_at = now
                 self._changed.notify()
@@ -326,7 +337,7 @@ class PendingCalls:
         """Return when there is something to do, on the monotonic clock."""
         if self._is_hurried or self._unwanted or self._is_over() or self._lacks_worker():
             return 0.0
-        due = [self._now() + (CHECK_S if self._worker is not None else 60.0)]
+        due = [self._now() + (CHECK_S if self._worker is not None else FORGOTTEN_S)]
         if self._gathered:
             due.append(self._gather_until())
         if self._pending:
@@ -345,6 +356,8 @@ class PendingCalls:
                 return
             try:
                 payloads = [*gathered.values()]
+                if self._worker is not None:
+                    self._rouse_worker()
                 self._insert_now(gathered.keys(), lambda: self._queue.insert_many(payloads, refs=True))
             except Exception as error:
                 for future in gathered:

@@ -58,6 +58,10 @@ class Doorbell:
             self.ring()
             self._rung_at = now  # after it: another thread must not rely on what is not written yet
 
+    def ring_next_time(self) -> None:
+        """Have the next insert notify, however soon it comes: its caller waits for what comes of the task."""
+        self._rung_at = LONG_AGO_S
+
     def ring(self) -> None:
         """Notify idle workers that there may be tasks."""
         with suppress(OSError):

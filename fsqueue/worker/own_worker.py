@@ -54,6 +54,9 @@ def main() -> None:
 class EndedTasks:
     """Tells the executor which tasks have ended, and logs what its user should hear. `ended`: the pipe to it."""
 
+    is_waited_for = True
+    """The caller of the executor may submit a call only when it has the result of one before."""
+
     def __init__(self, ended: BinaryIO) -> None:
         self._ended = ended
         self._ids: list[str] = []

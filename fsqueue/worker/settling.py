@@ -127,7 +127,7 @@ class OutcomeReporter(BackgroundThread):
         self._taking, self._report, self._trouble = taking, report, trouble
         self._streaks: dict[int, NodeFailures] = {}
         self._inbox: SimpleQueue[list[Outcome] | None] = SimpleQueue()
-        self._hurry = threading.Event()
+        self._hurry, self._hurries = threading.Event(), False
         self._now, self._random = Clock().monotonic, Entropy().random
 
     def tell(self, outcomes: list[Outcome]) -> None:
@@ -135,12 +135,17 @@ class OutcomeReporter(BackgroundThread):
         self._inbox.put(outcomes)
 
     def hurry(self) -> None:
-        """Do not wait for more to come, nor long between tries."""
+        """Do not wait for more to come from now on."""
+        self._hurries = True
+        self._hurry.set()
+
+    def hurry_once(self) -> None:
+        """Do not wait for more to come before these are reported that were told so far."""
         self._hurry.set()
 
     def close(self) -> None:
         """End. What is not told by then is dropped."""
-        self._hurry.set()
+        self.hurry()
         self._inbox.put(None)
 
     def work(self) -> None:
@@ -180,6 +185,8 @@ class OutcomeReporter(BackgroundThread):
         left = told_at + FLUSH_S - self._now()
         if left > 0:
             self._hurry.wait(left)
+        if not self._hurries:
+            self._hurry.clear()  # before the rest is taken: what is told later hurries anew
         while not self._inbox.empty():
             got = self._inbox.get()
             if got is None:

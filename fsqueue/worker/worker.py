@@ -255,6 +255,7 @@ class Worker:
             max_attempts=math.inf if max_attempts is None else max_attempts,
             moves=moves,
             tasks_per_command=tasks_per_command or 1,
+            is_waited_for=getattr(tell, "is_waited_for", False),
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False

@@ -24,7 +24,8 @@ import fsqueue
 from fsqueue import Executor, ForkedChild, InvalidArgument, Queue, QueueNotFound, TaskFailed, functions
 from fsqueue.executor import pending_calls
 from fsqueue.executor.mapped_calls import MappedCalls
-from fsqueue.worker import started_worker
+from fsqueue.storage import listening
+from fsqueue.worker import settling, started_worker
 from fsqueue.worker.own_worker import EndedTasks
 from fsqueue.worker.report import Event
 from tests.concurrency.processes import together
@@ -82,6 +83,59 @@ def test_an_executor_that_is_forgotten_at_rest_ends_its_worker(queue: Queue) -> 
     del executor
     gc.collect()
     until(lambda: not is_there(pid), "the worker to end")
+
+
+def test_an_executor_without_workers_that_is_forgotten_at_rest_ends_its_thread_soon(queue: Queue) -> None:
+    executor = Executor(queue)
+    future = executor.submit(called.same, 1)
+    until(lambda: future.ref is not None, "the call to be inserted")
+    assert future.cancel()
+    calls = executor._calls
+    assert calls._thread is not None
+    until(lambda: not calls._pending and calls._changed._waiters, "its thread to be at rest")  # type: ignore[attr-defined]
+    assert calls._due_at() - calls._now() <= pending_calls.FORGOTTEN_S <= 2
+    del executor
+    gc.collect()
+    until(lambda: not calls._thread.is_alive(), "the thread to end")
+
+
+def test_while_a_worker_of_an_executor_has_nothing_else_to_do_it_reports_each_end_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "FLUSH_S", 10 * PATIENCE_S)
+    there, told = os.pipe()
+    with os.fdopen(there), os.fdopen(told, "wb", buffering=0) as ended:
+        worker = fsqueue.Worker(queue, called.double, threads=1, until="forever", tell=EndedTasks(ended))
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            for number in range(3):
+                assert queue.insert(number).result(PATIENCE_S) == 2 * number
+        finally:
+            worker.finish()
+            thread.join(PATIENCE_S)
+
+
+def test_an_idle_worker_hears_of_each_call_of_its_executor(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "QUIET_S", 10 * PATIENCE_S)
+    with Executor(queue, workers=1) as executor:
+        rung = set()
+        for number in range(4):
+            assert executor.submit(called.double, number).result(PATIENCE_S) == 2 * number
+            rung.add(queue.store.doorbell.read())
+    assert len(rung) >= 3, "of the first call the worker is started"
+
+
+def test_a_call_of_a_callback_waits_for_no_other_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GATHER_S", "QUIET_S"):
+        monkeypatch.setattr(pending_calls, name, 10 * PATIENCE_S)
+    second: cf.Future[cf.Future[Any]] = cf.Future()
+    with Executor(queue, workers=1) as executor:
+        first = executor.submit(called.double, 1)
+        first.add_done_callback(lambda ended: second.set_result(executor.submit(called.double, ended.result())))
+        assert first.result(PATIENCE_S) == 2
+        ended, _ = cf.wait([second.result(PATIENCE_S)], PATIENCE_S)  # unlike `result`, this hurries nothing
+        assert [one.result() for one in ended] == [4]
 
 
 def test_a_payload_calls_nothing_that_the_driver_has_not_named(queue: Queue) -> None:
@@ -356,7 +410,7 @@ def test_each_told_task_is_looked_at_however_long_ago_that_was(queue: Queue, mon
     """The insert of many calls may take longer than the worker takes for the first ones."""
     monkeypatch.setattr(pending_calls, "LOOKS_AT_ONCE", 2)
     executor = Executor(queue)
-    calls = pending_calls.PendingCalls(executor, queue, None, lambda: None)
+    calls = pending_calls.PendingCalls(executor, queue, None, lambda: None, lambda: None)
     names = ["a", "b", "c", "d", "e"]
     calls._pending = {name: MappedCalls(1).each[0] for name in names}
     calls._told = {"unknown": 0.0, **dict.fromkeys(names, 0.0)}
