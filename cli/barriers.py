@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,10 @@ from fsqueue.format.barriers import OnFailure
 
 from .common import NOTHING_EXIT, example, group_at, json_option, named, not_there, worker_option
 from .printing import complain, hint, plain, print_done, print_json, say
-from .targets import is_address
+from .targets import group_named, is_address
+
+if TYPE_CHECKING:
+    AnyGroup = fsqueue.Group | fsqueue.RemoteGroup
 
 
 @click.command(
@@ -64,16 +67,11 @@ def barrier(
 
     Exit code 3: one of --cancel has passed before, or is not known.
     """
-    if is_address(group):
-        raise click.UsageError(
-            f"{group} is an address, and a barrier is set where its directory is mounted. Nothing was done. A gateway "
-            "lets it pass like any other process."
-        )
     if bool(then) != bool(queues or commits or match is not None) or (cancelled and then):
         raise click.UsageError(
             "Give --of, --match or --of-commit, and --then; or --cancel; or nothing, to list. Nothing was done."
         )
-    opened = group_at(group, worker=worker) or fsqueue.Group(group, worker=worker)  # GroupNotFound, NotAQueue
+    opened = _opened(group, worker)
     if cancelled:
         _cancel(opened, cancelled, as_json)
     elif then:
@@ -90,7 +88,22 @@ def barrier(
         _list(opened, as_json)
 
 
-def _task(group: fsqueue.Group, text: str) -> tuple[str, Any]:
+def _place(group: AnyGroup) -> str:
+    """Return the path or the address of a group, for messages."""
+    return plain(str(group.path) if isinstance(group, fsqueue.Group) else group.url.rstrip("/"))
+
+
+def _opened(given: str, worker: str | None) -> AnyGroup:
+    """Return the group of a path or an address. GroupNotFound, NotAQueue; UsageError for the address of one queue."""
+    if not is_address(given):
+        return group_at(given, worker=worker) or fsqueue.Group(given, worker=worker)
+    found = group_named(given, {})
+    if found is None:
+        raise click.UsageError(f"{given} is one queue, and a barrier is of a group. Nothing was done.")
+    return found
+
+
+def _task(group: AnyGroup, text: str) -> tuple[str, Any]:
     queue, equals, payload = text.partition("=")
     if not equals:
         raise click.UsageError(f"--then is QUEUE=JSON, not {text!r:.100}. Nothing was done.")
@@ -100,28 +113,28 @@ def _task(group: fsqueue.Group, text: str) -> tuple[str, Any]:
         raise click.UsageError(f"The payload of --then {queue}= {error}. Nothing was done.") from None
 
 
-def _commit(group: fsqueue.Group, text: str) -> fsqueue.Commit:
+def _commit(group: AnyGroup, text: str) -> tuple[str, str]:
     queue, equals, name = text.partition("=")
     if not equals:
         raise click.UsageError(f"--of-commit is QUEUE=NAME, not {text!r:.100}. Nothing was done.")
-    found = group[named(group, queue)]
-    if not found.exists():
+    if not group[named(group, queue)].exists():
         raise click.UsageError(f"{queue} names no queue that is there. Nothing was done.")
-    return found.commit(name)
+    return named(group, queue), name
 
 
-def _set(group: fsqueue.Group, made: fsqueue.Barrier, as_json: bool) -> None:
+def _set(group: AnyGroup, made: fsqueue.Barrier, as_json: bool) -> None:
     """Print the barrier that was set, and which of its queues are missing."""
-    group.pass_barriers(at_once=True)
+    if isinstance(group, fsqueue.Group):  # a gateway has looked
+        group.pass_barriers(at_once=True)
     print_done(as_json, made.as_dict(), made.id)
-    if made.match is not None and not group.matching(made.match).directories():
-        hint(f"{group.path} has no queue whose whole name matches {plain(made.match)}: they count as drained")
+    if made.match is not None and not any(True for _ in group.matching(made.match).queues(tasks_min=0)):
+        hint(f"{_place(group)} has no queue whose whole name matches {plain(made.match)}: they count as drained")
     for name in made.of:
         if (text := not_there(group[name], name)) is not None:
             hint(text)
 
 
-def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
+def _cancel(group: AnyGroup, ids: tuple[str, ...], as_json: bool) -> None:
     known: dict[str, fsqueue.Barrier] = {one.id: one for one in group.barriers()}
     done, left = list[dict[str, Any]](), 0
     for identity in ids:
@@ -132,8 +145,9 @@ def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
             left += 1
             why = "has passed before"
             if found is None:
-                why = f"is not known, or its file is damaged ('fsqueue fsck {plain(str(group.path))}' tells)"
-            complain(f"{group.path}: the barrier {plain(identity)} {why}: nothing was cancelled")
+                where = plain(str(group.path)) if isinstance(group, fsqueue.Group) else "GROUP"
+                why = f"is not known, or its file is damaged ('fsqueue fsck {where}' tells)"
+            complain(f"{_place(group)}: the barrier {plain(identity)} {why}: nothing was cancelled")
     if as_json:
         for one in done:
             print_json(one)
@@ -143,7 +157,7 @@ def _cancel(group: fsqueue.Group, ids: tuple[str, ...], as_json: bool) -> None:
         raise click.exceptions.Exit(NOTHING_EXIT)
 
 
-def _list(group: fsqueue.Group, as_json: bool) -> None:
+def _list(group: AnyGroup, as_json: bool) -> None:
     found = group.barriers()
     if as_json:
         for one in found:
@@ -151,7 +165,7 @@ def _list(group: fsqueue.Group, as_json: bool) -> None:
     elif found:
         say(*_lines(found))
     else:
-        hint(f"{group.path} has no barriers")
+        hint(f"{_place(group)} has no barriers")
 
 
 def _lines(found: list[fsqueue.Barrier]) -> Iterator[str]:

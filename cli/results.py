@@ -231,10 +231,8 @@ class AllResults:
 
 def _inputs(target: Target, q: AnyQueue, task: str) -> Iterator[fsqueue.Result]:
     """Yield what came of the tasks that the join of a task has waited for."""
-    if not isinstance(q, fsqueue.GroupQueue):
-        raise click.UsageError(
-            f"{target.name} is no queue of a group that is mounted here: only tasks of such queues have inputs."
-        )
+    if isinstance(q, fsqueue.Queue) and not isinstance(q, fsqueue.GroupQueue):
+        raise click.UsageError(f"{target.name} is no queue of a group: only tasks of such queues have inputs.")
     return q.inputs(task)
 
 

@@ -201,14 +201,13 @@ class LeasedTask:
 
         In the order of the set, by batches: a `Result` for each task that is still on record, completed, dead or
         cancelled. Of a dead letter that was retried, it is that of the task which was inserted in its place. It reads
-        one batch at a time. InvalidArgument for a task of no join, for one of a join that has ended over a week ago,
-        and at a gateway.
+        one batch at a time. InvalidArgument for a task of no join, and for one of a join that has ended over a week
+        ago.
         """
         inputs: Callable[[str], Iterator[Result]] | None = getattr(self.queue, "inputs", None)
         if inputs is None:
             raise InvalidArgument(
-                f"The task {self.id} has no inputs here: only a task of a group's queue has, where its directory is "
-                "mounted."
+                f"The task {self.id} has no inputs: only a task that a join has inserted into a queue of a group has."
             )
         return inputs(self.id)
 

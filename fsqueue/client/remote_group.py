@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fsqueue.arguments import leased, whole, worker_of
 from fsqueue.client.addresses import LOOKS_LIKE, address_of
@@ -29,6 +29,7 @@ from fsqueue.client.wire import (
 )
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import InvalidArgument, LeaseLost, QueueFileLost, QueuePurged, TaskTooLarge, UpdateConflict
+from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.models import Status, TaskRef
@@ -45,6 +46,13 @@ from fsqueue.views.flows import Flow
 from fsqueue.views.rates import total
 from fsqueue.views.usage import Usage
 
+if TYPE_CHECKING:
+    from fsqueue.client import remote_barriers
+    from fsqueue.format.barriers import OnFailure
+    from fsqueue.groups.barriers import Barrier
+else:
+    remote_barriers = Late("fsqueue.client.remote_barriers")
+
 
 class RemoteQueues(RemoteBase):
     """The queues of a gateway's group whose names match a pattern, also those that come later: see `GroupQueues`.
@@ -59,7 +67,7 @@ class RemoteQueues(RemoteBase):
         self.store = QueueStandIn(self.url, Clock(), Entropy())
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and isinstance(other, RemoteQueues) and self.pattern == other.pattern
+        return isinstance(other, type(self)) and self.url == other.url and self.pattern == other.pattern
 
     def __hash__(self) -> int:
         return hash((self.url, self.pattern))
@@ -239,19 +247,23 @@ class RemoteGroup(RemoteQueues):
         """Return which queues' tasks updates complete that insert into which: see `Group.flows`. A hint."""
         return [made(Flow, one) for one in self._wire.call("group_flows")]
 
-    def barrier(self, queues: Any, then: Any, *, on_failure: str = "run") -> NoReturn:
-        """Raise InvalidArgument: a gateway sets no barriers. It lets them pass as any other process does."""
-        raise InvalidArgument(
-            f"{self.url} is a gateway's, and a barrier is set where the group's directory is mounted: Group(path)."
-            "barrier(...), or 'fsqueue barrier GROUP'. Nothing was done."
-        )
+    def barrier(self, queues: Any, then: Any, *, on_failure: OnFailure = "run") -> Barrier:
+        """Insert tasks that become available once, when at one instant all of `queues` are drained.
 
-    def join(self, tasks: Any, then: Any, *, on_failure: str = "wait") -> NoReturn:
-        """Raise InvalidArgument: a gateway sets no joins. It lets them pass as any other process does."""
-        raise InvalidArgument(
-            f"{self.url} is a gateway's, and a join is set where the group's directory is mounted: Group(path)."
-            "join(...), or 'fsqueue barrier GROUP --of-commit QUEUE=NAME'. Nothing was done."
-        )
+        See `Group.barrier`. TaskTooLarge if a request does not hold it.
+        """
+        return remote_barriers.set_barrier(self, self._wire, queues, then, on_failure)
+
+    def join(self, tasks: Any, then: Any, *, on_failure: OnFailure = "wait") -> Barrier:
+        """Have tasks become available once all tasks of a set are done, whichever process dies. Return the barrier.
+
+        See `Group.join`. TaskTooLarge if a request does not hold it.
+        """
+        return remote_barriers.set_join(self, self._wire, tasks, then, on_failure)
+
+    def barriers(self) -> list[Barrier]:
+        """Return the group's barriers, the oldest first: those that wait, and those that have ended within a week."""
+        return [remote_barriers.barrier_of(self._wire, one) for one in self._wire.call("group_barriers")]
 
     def update(self) -> RemoteUpdate:
         """Return an update: changes that happen all together, or not at all: see `Group.update`."""

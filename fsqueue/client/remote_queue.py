@@ -148,9 +148,9 @@ class RemoteQueue(RemoteBase):
         names.parse_task_id(id)
         return self._wire.call(verb, queue=self.name, task=id)
 
-    def _iterate(self, kind: type, verb: str, **given: Any) -> Iterator[Any]:
-        """Yield what a verb answers, as values of this kind."""
-        with closing(self._wire.call_lines(verb, given, self.name)) as found:
+    def _iterate(self, kind: type, verb: str, task: str = "", /, **given: Any) -> Iterator[Any]:
+        """Yield what a verb answers, about a task if one is named, as values of this kind."""
+        with closing(self._wire.call_lines(verb, given, self.name, task)) as found:
             for one in found:
                 yield made(kind, one)
 
@@ -568,6 +568,14 @@ class RemoteQueue(RemoteBase):
         more |= {} if newest is None else {"newest": newest_of(newest, latest_by)}
         found = self._iterate(Result, "results", dead=bool(dead), **more)
         return found if where is None else filter(where, found)
+
+    def inputs(self, task: LeasedTask | TaskRef | str) -> Iterator[Result]:
+        """Yield what came of the tasks that a join has waited for: see `LeasedTask.inputs`. `task`: one that it began.
+
+        InvalidArgument if no join of the last week has inserted the task.
+        """
+        [task_id] = _sound(task.id if isinstance(task, LeasedTask) else task)
+        return self._iterate(Result, "inputs", task_id)
 
     def activity(self, window_s: float | None = None) -> Activity:
         """Return rates, durations, the oldest leases, failures by reason: see `Queue.activity`."""

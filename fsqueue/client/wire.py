@@ -199,10 +199,10 @@ class Wire:
             )  # fmt: skip
             return found[route.answer] if route.answer else found
 
-    def call_lines(self, name: str, given: Mapping[str, Any], queue: str) -> Generator[Any, None, None]:
+    def call_lines(self, name: str, given: Mapping[str, Any], queue: str, task: str = "") -> Generator[Any, None, None]:
         """Yield what a verb of the table answers, as it comes. Errors as of `lines`."""
         _, route = routed(name)
-        return self.lines(path_of(route, queue), dict(given))
+        return self.lines(path_of(route, queue, task), dict(given))
 
     @in_one_process
     def call_with_lines(

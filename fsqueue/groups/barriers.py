@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -509,25 +509,31 @@ def _name(group: HasQueues, queue: object) -> str:
 
 def _then(group: HasQueues, then: object) -> tuple[tuple[str, bytes], ...]:
     """Return the tasks that are to come then, encoded, and the names of their queues. InvalidArgument."""
-    each = [then] if isinstance(then, tuple) else [*user_items(then)] if isinstance(then, list) else []
     found: list[tuple[str, bytes]] = []
-    for one in each:
-        if not isinstance(one, tuple) or len(one) != 2:
-            raise InvalidArgument(f"`then` is (queue, payload), or a list of such, not {one!r:.100}. Nothing was done.")
-        name = _name(group, one[0])
-        task = one[1] if isinstance(one[1], Task) else Task(one[1])
-        if task.key is not None or task.delay_s or task.available_at is not None:
-            raise InvalidArgument(
-                f"A task of a barrier has neither a key nor a time of its own, unlike the one for {name!r}. Nothing "
-                "was done."
-            )
+    for name, task in tasks_then(then, lambda queue: _name(group, queue)):
         bytes_max = group.opened_queue(names.queue_directory(name)).settings.task_bytes_max
         found.append((name, encoding.encode(task, bytes_max).line))
-    if not found:
-        raise InvalidArgument(f"`then` is (queue, payload), or a list of such, not {then!r:.100}. Nothing was done.")
     if len(found) > TASKS_MAX or sum(len(line) for _, line in found) > BYTES_MAX:
         raise TaskTooLarge(
             f"A barrier has {TASKS_MAX:,} tasks and {BYTES_MAX >> 20} MiB at most. Nothing was done. Have it begin one "
             "task that inserts the others."
         )
     return tuple(found)
+
+
+def tasks_then(then: object, name_of: Callable[[object], str]) -> Iterator[tuple[str, Task]]:
+    """Yield the tasks that are to come then, and the names of their queues. InvalidArgument."""
+    each = [then] if isinstance(then, tuple) else [*user_items(then)] if isinstance(then, list) else []
+    if not each:
+        raise InvalidArgument(f"`then` is (queue, payload), or a list of such, not {then!r:.100}. Nothing was done.")
+    for one in each:
+        if not isinstance(one, tuple) or len(one) != 2:
+            raise InvalidArgument(f"`then` is (queue, payload), or a list of such, not {one!r:.100}. Nothing was done.")
+        name = name_of(one[0])
+        task = one[1] if isinstance(one[1], Task) else Task(one[1])
+        if task.key is not None or task.delay_s or task.available_at is not None:
+            raise InvalidArgument(
+                f"A task of a barrier has neither a key nor a time of its own, unlike the one for {name!r}. Nothing "
+                "was done."
+            )
+        yield name, task

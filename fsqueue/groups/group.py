@@ -434,9 +434,10 @@ class Group(GroupQueues):
             refs = [group["fetch"].insert(page) for page in pages]
             group.join(refs, then=("report", {"of": "today"}))
 
-        `tasks`: references, as `insert` returns them; or a named commit (`queue.commit(name)`), which was published; or
-        several of either. `then`: as of `barrier`. The task that comes then finds what came of the set by `inputs()`.
-        A cancelled task is done, and so is one whose queue was purged or deleted. `on_failure` is for dead letters:
+        `tasks`: references, as `insert` returns them; or a named commit (`queue.commit(name)`, or (queue, name)), which
+        was published; or several of either. `then`: as of `barrier`. The task that comes then finds what came of the
+        set by `inputs()`. A cancelled task is done, and so is one whose queue was purged or deleted. `on_failure` is
+        for dead letters:
         "wait" until they are retried and done, or purged; "run" all the same; "drop", which cancels this barrier.
 
         Who lets it pass, and when: docs/barriers.md. InvalidArgument; TaskTooLarge; GroupNotFound.

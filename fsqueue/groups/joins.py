@@ -133,7 +133,7 @@ def parts_of(queue: str, ids: Iterable[str]) -> list[BatchTasks]:
 
 def tasks_of(group: HasQueues, given: object) -> tuple[BatchTasks, ...]:
     """Return the tasks that references and named commits stand for, each once, by batches. InvalidArgument."""
-    each = [given] if isinstance(given, (TaskRef, Commit)) else given
+    each = [given] if isinstance(given, (TaskRef, Commit)) or is_commits_name(given) else given
     if not isinstance(each, Iterable) or isinstance(each, (str, bytes, dict)):
         raise InvalidArgument(_WANTED.format(shown(given)))
     found: dict[tuple[str, Batch], set[int]] = {}
@@ -142,8 +142,8 @@ def tasks_of(group: HasQueues, given: object) -> tuple[BatchTasks, ...]:
             case TaskRef(queue=GroupQueue() as queue) if queue.group.path == group.path:
                 batch, index = names.parse_task_id(one.id)
                 found.setdefault((queue.name, batch), set()).add(index)
-            case Commit():
-                for part in _of_commit(group, one):
+            case Commit() | tuple() if isinstance(one, Commit) or is_commits_name(one):
+                for part in _of_commit(group, one if isinstance(one, Commit) else _commit_named(group, *one)):
                     found.setdefault((part.queue, part.batch), set()).update(part.indices())
             case TaskRef():
                 raise InvalidArgument(
@@ -158,6 +158,22 @@ def tasks_of(group: HasQueues, given: object) -> tuple[BatchTasks, ...]:
 
 
 _WANTED = "A join takes references to tasks, as insert returns them, or named commits, not {}. Nothing was done."
+
+
+def is_commits_name(given: object) -> bool:
+    """Return whether this names a commit by its queue and its name."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str) and given[1] != ""
+
+
+def _commit_named(group: HasQueues, queue: object, name: str) -> Commit:
+    """Return the commit of a queue, or of one that is named. InvalidArgument."""
+    at = queue.name if isinstance(queue, GroupQueue) and queue.group.path == group.path else queue
+    found = group.opened_queue(names.queue_directory(at))  # InvalidArgument
+    if not found.exists():
+        raise InvalidArgument(
+            f"{shown(queue)} is no queue that is there, so it has no commit {name}. Nothing was done."
+        )
+    return found.commit(name)
 
 
 def _of_commit(group: HasQueues, commit: Commit) -> Iterator[BatchTasks]:

@@ -14,7 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import fsqueue
-from fsqueue.service import answers, bodies, request_batches, request_fields, streaming, update_requests, verb_calls
+from fsqueue.service import (
+    answers,
+    barrier_requests,
+    bodies,
+    request_batches,
+    request_fields,
+    streaming,
+    update_requests,
+    verb_calls,
+)
 from fsqueue.service.answers import Json
 from fsqueue.service.bodies import JSON_LINES
 from fsqueue.service.faults import STATUS, BadField
@@ -37,6 +46,11 @@ def routes() -> list[routing.BaseRoute]:
         "group_wait": streaming.wait_for_group,
         "group_usage": _of_group(lambda group, given: answers.plain(group.usage())),
         "group_settings": _of_group(lambda group, given: asdict(group.settings)),
+        "group_barrier": _of_group(barrier_requests.set_barrier),
+        "group_join": _of_group(barrier_requests.set_join),
+        "group_barriers": _of_group(barrier_requests.listed),
+        "group_barrier_state": _of_group(barrier_requests.state),
+        "group_cancel_barrier": _of_group(barrier_requests.cancel),
         "group_flows": _of_group(lambda group, given: {"flows": [flow._asdict() for flow in group.flows()]}),
         "update": _update,
         "complete": _complete,

@@ -85,6 +85,12 @@ def _lease_by_id(queue: fsqueue.Queue, given: Given) -> Any:
     return {"tasks": [answers.leased(task) for task in tasks]}
 
 
+def _inputs(queue: fsqueue.Queue, given: Given) -> Any:
+    if not isinstance(queue, fsqueue.GroupQueue):
+        raise BadField("path", "is for a queue of a group: only a task that a join has inserted there has inputs.")
+    return queue.inputs(given["task"])
+
+
 def _renew(queue: fsqueue.Queue, given: Given) -> Any:
     tasks = [queue.attach(token, verify=False) for token in given["tokens"]]
     queue.renew(tasks, given["lease_s"])
@@ -122,6 +128,7 @@ _ACTS: Mapping[str, Act] = {
     "complete": complete,
     "fail": _fail,
     "lease_by_id": _lease_by_id,
+    "inputs": _inputs,
     "is_drained": lambda queue, given: drained(queue),
     "queue": _facts,
     "release": _release,

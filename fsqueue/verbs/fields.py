@@ -32,11 +32,12 @@ class Field(NamedTuple):
 
 PAYLOAD = Field("payload", "any", "What the task carries: any JSON value.", nullable=True)
 BYTES = Field("b64", "text", "Instead of `payload`: bytes, in base64.", most=float(128 << 20))
+PRIORITY = Field("priority", "priority", "Smaller ones come first: text, or a whole number of 64 bits.", nullable=True)
 TASK = (
     PAYLOAD,
     BYTES,
     Field("key", "text", "Unique among the tasks that are to be done.", most=1024, nullable=True),
-    Field("priority", "priority", "Smaller ones come first: text, or a whole number of 64 bits.", nullable=True),
+    PRIORITY,
     Field("delay_s", "number", "Seconds before it becomes available.", default=0, most=SECONDS_MAX),
     Field("available_at", "number", "The same as an absolute time, in Unix seconds.", most=1e11, nullable=True),
 )

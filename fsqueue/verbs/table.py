@@ -15,7 +15,7 @@ from fsqueue.errors import TaskNotFound
 from fsqueue.forks import Late
 from fsqueue.format.layout import FIELD_CHARS_MAX
 from fsqueue.format.models import NEWEST_MAX, STATES, ChangeReport, GcReport, RetryReport, Status
-from fsqueue.verbs.fields import SECONDS_MAX, TASK, Field
+from fsqueue.verbs.fields import BYTES, PAYLOAD, PRIORITY, SECONDS_MAX, TASK, Field
 from fsqueue.views.activity import total_activity
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ TIMEOUT_S = Field("timeout_s", "number", "How long to wait. Longer waits are cut
 IDS = Field("ids", "texts", "Ids of tasks.", least=1)
 ALL = Field("all", "flag", "All of them, instead of `ids`.", default=False)
 CONFIRM = Field("confirm", "text", "The queue's name once more: this cannot be undone.", needed=True, most=1024)
+BARRIER_ID = Field("id", "text", "Its id: 32 hexadecimal digits.", needed=True, least=32, most=32)
 MATCH = Field("match", "pattern", "Only queues whose whole names match this regular expression.", most=1024)
 HOLDER = Field(
     "holder",
@@ -113,6 +114,10 @@ HELD_OR_SEEN = (
 """How a task is named that is leased, or waits."""
 RESULT = Field("result", "any", "Any JSON value; null: none.", nullable=True)
 ERROR = Field("error", "text", "Why it failed.", needed=True, most=1 << 20)
+THEN = Field("then", "objects", "The tasks that come then, each of its queue.", needed=True, least=1,
+             of=(OF_QUEUE, PAYLOAD, BYTES, PRIORITY))  # fmt: skip
+ON_FAILURE = ("run", "wait", "drop")
+"""What a barrier may do if there are dead letters: `fsqueue.format.barriers.ON_FAILURE`, which few processes load."""
 UPDATE_S = 30.0
 """How long an update waits at most for others that are in its way."""
 
@@ -123,6 +128,11 @@ def _get(path: str, *query: Field, answer: str = "", gives: str = "application/j
 
 def _post(path: str, *body: Field, answer: str = "") -> Route:
     return Route("POST", path, body=body, answer=answer)
+
+
+def _on_failure(default: str) -> Field:
+    return Field("on_failure", "text", "If there are dead letters: come all the same, wait until there are none, or be "
+                 "cancelled.", default=default, choices=ON_FAILURE)  # fmt: skip
 
 
 def _nothing() -> Any:
@@ -315,6 +325,25 @@ OF_GATEWAYS: Sequence[Verb] = (
          "reads", _get("/flows", answer="flows")),
     Verb("lease_any", "Lease tasks of any queue of the group; each says of which.", "once",
          _post("/lease", *LEASE, MATCH)),
+    Verb("group_barrier", "Insert tasks that become available once, when at one instant queues are drained.", "once",
+         _post("/barriers", Field("of", "texts", "Names of the queues that have to be drained.", least=1),
+               Field("match", "pattern", "Instead: all queues whose whole names match this regular expression.",
+                     most=1024), THEN, _on_failure("run")), command="barrier"),
+    Verb("group_join", "Insert tasks that become available once, when all tasks of a set are done.", "once",
+         _post("/joins",
+               Field("tasks", "objects", "The tasks of the set, by their queues.", default=(), of=(
+                   OF_QUEUE, Field("ids", "texts", "Ids of tasks.", needed=True, least=1))),
+               Field("commits", "objects", "Named commits: all their tasks are of the set, too.", default=(), of=(
+                   OF_QUEUE, Field("name", "text", "The commit's name.", needed=True, least=1, most=200))),
+               THEN, _on_failure("wait")), command="barrier"),
+    Verb("group_barriers", "The group's barriers and joins, the oldest first: those that wait, and for a week those "
+         "that have ended.", "reads", _get("/barriers", answer="barriers"), command="barrier"),
+    Verb("group_barrier_state", "How far a barrier or a join is: waiting, fired, cancelled, or forgotten a week after "
+         "its end.", "reads", _get("/barriers/state", BARRIER_ID, answer="state"), command="barrier"),
+    Verb("group_cancel_barrier", "Cancel a barrier or a join: its tasks are taken out. False if it has passed before.",
+         "repeatable", _post("/barriers/cancel", BARRIER_ID, answer="cancelled"), command="barrier"),
+    Verb("inputs", "What came of the tasks that a join has waited for, which has inserted this task.", "reads",
+         _get(f"{ONE_TASK}/inputs", gives=NDJSON), command="results"),
     Verb("update", "Changes to tasks of several queues that happen all together, or not at all.", "once", Route(
         "POST", "/update",
         query=(Field("timeout_s", "number", "How long to wait for others in the way. Longer waits are cut to 30 s.",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, QueuePurged, RemoteGroup, Status
+import fsqueue
+from fsqueue import InvalidArgument, QueuePurged, Status
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
-
-NONE_SET = "a gateway sets none: that is done where the group's directory is mounted"
-LACKING = {"barrier": NONE_SET, "join": NONE_SET}
-"""What a group of a gateway refuses, each with the reason."""
 
 
 def test_what_cannot_be_a_name_is_refused(group: Any) -> None:
@@ -169,18 +168,103 @@ def test_a_selection_narrows_what_it_lists(group: Any) -> None:
         group.matching("(")
 
 
-def test_a_barrier_is_set_or_refused(group: Any) -> None:
+def work_off(group: Any) -> list[Any]:
+    """Complete what is there, each task with its payload, negated if it is a number. Return the payloads."""
+    done = []
+    for task in group.poll():
+        done.append(task.payload)
+        task.complete(-task.payload if isinstance(task.payload, int) else None)
+    return done
+
+
+def test_tasks_come_once_queues_are_drained(group: Any) -> None:
     group["fetch"].insert(1)
-    if isinstance(group, RemoteGroup):
-        for name in LACKING:
-            with pytest.raises(InvalidArgument, match="Nothing was done"):
-                getattr(group, name)(["fetch"], then=("report", 2))
-        assert [queue.name for queue in group.queues(tasks_min=0)] == ["fetch"]
-    else:
-        barrier = group.barrier(["fetch"], then=("report", 2))
-        done = []
-        for task in group.poll():
-            with task:
-                done.append(task.payload)
-        assert done == [1, 2]
-        assert barrier.state == "fired"
+    then = [("report", fsqueue.Task({"of": [1]}, priority=3)), (group["mail"], "done")]
+    barrier = group.barrier(["fetch", group["parse"]], then=then)
+    assert (barrier.of, barrier.match, barrier.then, barrier.on_failure, barrier.is_join) == (
+        ("fetch", "parse"), None, ("report", "mail"), "run", False,
+    )  # fmt: skip
+    behind = group.barrier(group.matching("mail|report"), ("end", b"\0"), on_failure="drop")
+    assert (behind.of, behind.match, behind.on_failure) == ((), "mail|report", "drop")
+    assert (barrier.state, behind.state) == ("waiting", "waiting")
+    assert [one.id for one in group.barriers()] == [barrier.id, behind.id]
+    assert group.barriers()[0].as_dict() == barrier.as_dict()
+    assert group["report"].status().delayed == 1
+    done = work_off(group)
+    assert (done[0], done[-1]) == (1, b"\0")
+    assert len(done) == 4
+    assert {"of": [1]} in done
+    assert (barrier.state, behind.state) == ("fired", "fired")
+    assert not barrier.cancel(), "it has passed before"
+
+
+def test_a_barrier_that_is_cancelled_takes_its_tasks_out(group: Any) -> None:
+    group["fetch"].insert(1)
+    barrier = group.barrier("fetch", then=("report", 2))
+    assert (barrier.cancel(), barrier.cancel(), barrier.state) == (True, True, "cancelled")
+    assert (work_off(group), group["report"].status().remaining) == ([1], 0)
+
+
+def test_a_task_comes_once_a_set_is_done_and_reads_what_came_of_it(group: Any) -> None:
+    refs = group["fetch"].insert_many([1, 2, 3], refs=True)
+    other = group["parse"].insert(4)
+    join = group.join([*refs[1:], other, refs[1]], then=("report", "x"))
+    assert (join.is_join, join.on_failure, join.match, join.state) == (True, "wait", None, "waiting")
+    assert sorted(join.of) == ["fetch", "parse"]
+    assert sorted(work_off(group.matching("fetch|parse"))) == [1, 2, 3, 4]
+    [task] = group["report"].lease(wait_s=PATIENCE_S)
+    assert sorted(one.result for one in task.inputs()) == [-4, -3, -2]
+    assert {one.id for one in group["report"].inputs(task.id)} == {refs[1].id, refs[2].id, other.id}
+    assert (task.payload, join.state) == ("x", "fired")
+    task.complete()
+    with pytest.raises(InvalidArgument, match="has no inputs"):
+        list(group["fetch"].inputs(refs[0]))
+
+
+@pytest.mark.parametrize("queues", [[], (), {"fetch": 1}, 5, b"fetch", [5], "", ["fetch", ""], ["report"], "report"])
+def test_a_barrier_that_cannot_be_is_refused(group: Any, queues: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        group.barrier(queues, then=("report", 2))
+    assert group.barriers() == []
+
+
+@pytest.mark.parametrize(
+    "then",
+    [[], (), None, "report", ("report",), [("report", 1), 2], ("", 1), ("report", fsqueue.Task(1, key="k")),
+     ("report", fsqueue.Task(1, delay_s=3)), ("report", {1, 2})],
+)  # fmt: skip
+def test_a_barrier_without_sound_tasks_is_refused(group: Any, then: Any) -> None:
+    ref = group["fetch"].insert(1)
+    with pytest.raises(InvalidArgument):
+        group.barrier("fetch", then)
+    with pytest.raises(InvalidArgument):
+        group.join([ref], then)
+    assert group.barriers() == []
+
+
+def test_a_barrier_of_all_queues_or_of_another_group_or_with_another_end_is_refused(group: Any, tmp_path: Path) -> None:
+    other = fsqueue.Group.create(tmp_path / "other")
+    ref = group["fetch"].insert(1)
+    for wrong in (group, other["fetch"], [other["fetch"]], other.matching("fetch")):
+        with pytest.raises(InvalidArgument):
+            group.barrier(wrong, then=("report", 2))
+    others: list[Any] = [[], None, "fetch", ["fetch"], [ref.id], [other["fetch"].insert(1)], fsqueue.TaskRef(ref.id)]
+    for given in (*others, [("fetch", "none")], ("absent", "none"), [ref, ("fetch", "none")]):
+        with pytest.raises(InvalidArgument, match="Nothing was done"):
+            group.join(given, then=("report", 2))
+    with pytest.raises(InvalidArgument, match="on_failure"):
+        group.barrier("fetch", ("report", 2), on_failure="later")
+    with pytest.raises(InvalidArgument, match="on_failure"):
+        group.join([ref], ("report", 2), on_failure="later")
+    assert group.barriers() == []
+
+
+def test_a_set_may_be_named_commits(group: Any) -> None:
+    for name in ("monday", "tuesday"):
+        group["fetch"].insert_many([1, 2], commit=name)
+    join = group.join(("fetch", "monday"), ("report", 3))
+    both = group.join([("fetch", "monday"), (group["fetch"], "tuesday"), group["parse"].insert(5)], ("report", 4))
+    assert (join.of, sorted(both.of), join.is_join) == (("fetch",), ["fetch", "parse"], True)
+    done = work_off(group)
+    assert (sorted(done[:-2]), sorted(done[-2:])) == ([1, 1, 2, 2, 5], [3, 4])
+    assert (join.state, both.state) == ("fired", "fired")

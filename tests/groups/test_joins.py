@@ -333,7 +333,7 @@ def test_only_a_task_of_a_join_has_inputs(group: Group, tmp_path: Path) -> None:
         next(behind.inputs())
     alone = fsqueue.Queue.create(tmp_path / "q")
     alone.insert(1)
-    with pytest.raises(fsqueue.InvalidArgument, match="only a task of a group's queue"):
+    with pytest.raises(fsqueue.InvalidArgument, match="into a queue of a group"):
         alone.lease()[0].inputs()
 
 

@@ -22,6 +22,7 @@ ONCE = {
 }
 """The modules in which a verb stands once: of a class, and of that from which it inherits."""
 WRITTEN = {
+    "fsqueue.client.remote_barriers": 1,
     "fsqueue.client.remote_group": 7,
     "fsqueue.client.remote_poll": 2,
     "fsqueue.errors": 1,
