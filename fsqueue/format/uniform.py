@@ -1,4 +1,4 @@
-"""Decode JSON objects of one shape into columns, without an object for each (docs/results.md, "What it costs").
+"""Decode JSON objects of one shape into columns, without an object for each (docs/benchmarks.md, "A table of results").
 
 One program mostly writes payloads of one shape. Then what stands between their values is always the same: it is
 replaced by commas and numbers, and what is left is one flat array.
