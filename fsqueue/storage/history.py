@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,10 +87,11 @@ def find(store: Store, batch: str) -> Records | None:
 
 def find_finished(store: Store, batch: str) -> Finished | None:
     """Return a finished batch, with the lines of its tasks that it has; None if the history does not know it."""
-    return next(find_all(store, [batch]), None)
+    with closing(find_all(store, [batch])) as found:
+        return next(found, None)
 
 
-def find_all(store: Store, batches: Iterable[str], offsets: bool = True) -> Iterator[Finished]:
+def find_all(store: Store, batches: Iterable[str], offsets: bool = True) -> Generator[Finished, None, None]:
     """Yield the batches among `batches` that the history knows, each once, with those lines of its tasks that are kept.
 
     Of the shards of these batches it reads the latest days first, until it has found all. Without `offsets`, records
@@ -101,15 +103,17 @@ def find_all(store: Store, batches: Iterable[str], offsets: bool = True) -> Iter
     latest_first = days(store)[::-1] if missing_of else []
     for shard, missing in sorted(missing_of.items()):
         for day in latest_first:
-            for line in _lines(store, store.layout.history(day, shard)):
-                if batch_named(line) not in missing:
-                    continue
-                found = _parse_whole(line) if offsets else _parse_fast(line)
-                if found is not None:
-                    missing.remove(found.batch)
-                    yield found
-                    if not missing:
-                        break
+            # Closed, not dropped: what a signal handler raises while a dropped generator ends would be lost.
+            with closing(_lines_at(store, store.layout.history(day, shard))) as found_lines:
+                for _, line, _ in found_lines:
+                    if batch_named(line) not in missing:
+                        continue
+                    found = _parse_whole(line) if offsets else _parse_fast(line)
+                    if found is not None:
+                        missing.remove(found.batch)
+                        yield found
+                        if not missing:
+                            break
             if not missing:
                 break
 
@@ -456,6 +460,6 @@ def _lines(store: Store, path: str) -> Iterator[bytes]:
     return (line for _, line, _ in _lines_at(store, path))
 
 
-def _lines_at(store: Store, path: str) -> Iterator[tuple[int, bytes, int]]:
+def _lines_at(store: Store, path: str) -> Generator[tuple[int, bytes, int], None, None]:
     with suppress(FileNotFoundError), journals.opened(store.fs, path) as file:
         yield from file.lines_at()
