@@ -94,12 +94,12 @@ def _place(group: AnyGroup) -> str:
 
 
 def _opened(given: str, worker: str | None) -> AnyGroup:
-    """Return the group of a path or an address. GroupNotFound, NotAQueue; UsageError for the address of one queue."""
+    """Return the group of a path or an address. GroupNotFound, NotAQueue."""
     if not is_address(given):
         return group_at(given, worker=worker) or fsqueue.Group(given, worker=worker)
     found = group_named(given, {})
     if found is None:
-        raise click.UsageError(f"{given} is one queue, and a barrier is of a group. Nothing was done.")
+        raise fsqueue.GroupNotFound(f"{given} is one queue, and a barrier is of a group. Nothing was done.")
     return found
 
 

@@ -768,13 +768,13 @@ def test_looking_reads_the_history_only_of_shards_in_which_a_task_has_ended(
     tasks = q.lease(5)
     at_work = [task.id for task in tasks]
     read: list[str] = []
-    lines = history._lines
+    lines = history._lines_at
 
     def reading(store: Store, path: str) -> Any:
         read.append(path)
         return lines(store, path)
 
-    monkeypatch.setattr(history, "_lines", reading)
+    monkeypatch.setattr(history, "_lines_at", reading)
     assert {one.state for one in q.results_of(at_work).values()} == {"leased"}
     assert not read
     tasks[0].complete(7)

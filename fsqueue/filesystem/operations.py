@@ -301,7 +301,7 @@ class Filesystem(Rooted):
             return self.make_directory(path)
         was_there = self.is_directory(path)
         self.make_directory(path)
-        with self._holder(path) as (within, name), self.closing(self._open_directory(path)) as fd:
+        with self._holder(path) as (within, name), resources.Closing(self._open_directory(path)) as fd:
             # Another directory of root's may have the name, by a neighbour's doing: one that is not empty is not given.
             if was_there and (os.fstat(fd).st_uid != 0 or os.listdir(fd)):
                 return None

@@ -22,7 +22,7 @@ QUERIES = {
     "/tasks": [f"queue=q&state={one}" for one in ("waiting", "delayed", "leased")], "/worker": ["queue=q&worker=0"],
     "/results": ["queue=q"],
     "/find": ["task={id}"], f"{Q}/keys": ["key=k"],
-    f"{Q}/peek": ["n=99"], f"{Q}/commits": ["name=c"],
+    "/v1/barriers/state": [f"id={'0' * 32}"], f"{Q}/peek": ["n=99"], f"{Q}/commits": ["name=c"],
 }  # fmt: skip
 """What routes are asked for beside their paths."""
 ENDLESS = f"{Q}/events"

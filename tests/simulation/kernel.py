@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Call = Callable[..., Any]
 At = int | Directory | None
 """A directory that is open: by its descriptor, or, where only its names are used (O_PATH), by itself."""
+USER = 1000
+"""Who every process is: not root."""
 INTERRUPTED = -1
 """What `Process.answer` is where a signal comes after the call, before its caller has the result."""
 O_CREAT, O_DIRECTORY, O_EXCL = os.O_CREAT, os.O_DIRECTORY, os.O_EXCL
@@ -345,6 +347,9 @@ class Process:
         self.enter("scandir", (path,))
         directory = self._directory_of(path) if isinstance(path, int) else self.directory(path)
         yield iter([Entry(str(path), name, node) for name, node in list(directory.entries.items())])
+
+    def geteuid(self) -> int:
+        return USER
 
     @call
     def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: At = None) -> None:
