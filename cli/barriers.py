@@ -99,7 +99,7 @@ def _opened(given: str, worker: str | None) -> AnyGroup:
         return group_at(given, worker=worker) or fsqueue.Group(given, worker=worker)
     found = group_named(given, {})
     if found is None:
-        raise fsqueue.GroupNotFound(f"{given} is one queue, and a barrier is of a group. Nothing was done.")
+        raise fsqueue.NotAQueue(f"{given} is one queue, and a barrier is of a group. Nothing was done.")
     return found
 
 

@@ -152,7 +152,7 @@ def test_where_there_is_no_group(tmp_path: Path, fsqueue_cli: Run) -> None:
     queue = Queue.create(tmp_path / "q")
     fsqueue_cli("barrier", queue.path, code=fsqueue.NotAQueue.exit_code)
     with gateways(tmp_path) as serve:
-        assert "one queue" in fsqueue_cli("barrier", serve(queue.path), code=2).stderr
+        assert "one queue" in fsqueue_cli("barrier", serve(queue.path), code=fsqueue.NotAQueue.exit_code).stderr
 
 
 def test_none(group: Group, at: str, fsqueue_cli: Run) -> None:

@@ -50,7 +50,8 @@ def showing(client: TestClient, task: LeasedTask, has_ended: bool = True) -> set
     found = set()
     for path in readers(task, has_ended):  # /group/q comes first: it numbers the task
         answer = client.get(path)
-        assert answer.status_code in (200, 303, 404), path
+        is_of_no_join = path.endswith("/inputs?") and answer.status_code == 400
+        assert answer.status_code in (200, 303, 404) or is_of_no_join, path
         if "secret" in answer.text:
             found.add(path)
     return found
