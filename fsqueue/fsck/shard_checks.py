@@ -25,6 +25,8 @@ LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of the system for a user who may look, but not lock."""
 GRACE_S = 1.0
 """Seconds to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
+MAKER_LOOKS = 10
+"""How many such seconds a log without a batch is left to its maker, since it was made: a busy host may let it wait."""
 
 
 def is_movement(line: bytes) -> bool:
@@ -260,8 +262,8 @@ class ShardCheck:
         path = store.layout.log(batch)
         for _ in range(10):
             try:
-                if kind == "orphaned-log" and store.clock.now_ms() / 1000 - store.fs.stat(path).st_mtime < GRACE_S:
-                    store.clock.sleep(GRACE_S)  # its maker may be about to lock it
+                if kind == "orphaned-log":
+                    self._leave_to_maker(path)
                 with store.locked_existing(path, WAIT_S):
                     return self._finds(batch, kind, store.fs.read_pieces(path))
             except FileNotFoundError:
@@ -274,6 +276,17 @@ class ShardCheck:
                 store.clock.sleep(GRACE_S)
                 return self._finds(batch, kind, store.fs.read_pieces(path))
         return False
+
+    def _leave_to_maker(self, path: str) -> None:
+        """Wait until a new log is gone, or so old that no process is about to lock it. FileNotFoundError if it is gone.
+
+        A process that makes a log for a batch that another has finished meanwhile removes it under its lock.
+        """
+        clock = self.store.clock
+        for _ in range(MAKER_LOOKS):
+            if clock.now_ms() / 1000 - self.store.fs.stat(path).st_mtime >= MAKER_LOOKS * GRACE_S:
+                break
+            clock.sleep(GRACE_S)
 
     def _finds(self, batch: Batch, kind: str, content: list[sparse.Piece] | None) -> bool:
         is_finished = bool(history.finished(self.store, self.shard, {batch}))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import fsqueue
+from fsqueue.groups import barriers
 from fsqueue.service.faults import BadField
 
 Given = Mapping[str, Any]
@@ -38,18 +39,13 @@ def listed(group: fsqueue.Group, given: Given) -> Any:
 
 def state(group: fsqueue.Group, given: Given) -> Any:
     """Return how far a barrier is."""
-    found = _known(group, given)
-    return {"state": "forgotten" if found is None else found.state}
+    group.pass_barriers()
+    return {"state": barriers.state_of(group, given["id"])}
 
 
 def cancel(group: fsqueue.Group, given: Given) -> Any:
     """Cancel a barrier. Return whether it is cancelled."""
-    found = _known(group, given)
-    return {"cancelled": found is not None and found.cancel()}
-
-
-def _known(group: fsqueue.Group, given: Given) -> fsqueue.Barrier | None:
-    return next((one for one in group.barriers() if one.id == given["id"]), None)
+    return {"cancelled": barriers.cancel(group, given["id"])}
 
 
 def _told(group: fsqueue.Group, made: fsqueue.Barrier) -> Any:

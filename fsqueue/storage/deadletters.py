@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -163,7 +164,7 @@ def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
         yield from _letters_in(store, layout, shard)
 
 
-def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLetter]:
+def _letters_in(store: Store, layout: Layout, shard: Shard) -> Generator[DeadLetter, None, None]:
     """Yield the letters of a shard. If another host replaces the file meanwhile, it is read again: none comes twice."""
     given: set[str] = set()
     path = layout.dead(shard)
@@ -224,8 +225,9 @@ def _latest(file: journals.Journal, bytes_max: int) -> tuple[Iterable[DeadLetter
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:
     """Return the dead letter of one task; None if there is none."""
-    found = letters(store, store.layout.shard(names.parse_task_id(task_id)[0]))
-    return next((letter for letter in found if letter.id == task_id), None)
+    shard = store.layout.shard(names.parse_task_id(task_id)[0])
+    with closing(_letters_in(store, store.layout, shard)) as found:
+        return next((letter for letter in found if letter.id == task_id), None)
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:

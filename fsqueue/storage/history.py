@@ -307,10 +307,11 @@ def end_of(store: Store, day: Day, shard: Shard) -> tuple[int, int]:
     return 0, -1
 
 
-def lines_from_end(store: Store, day: Day, shard: Shard, bytes_max: int) -> Iterator[tuple[int, bytes]]:
+def lines_from_end(store: Store, day: Day, shard: Shard, bytes_max: int) -> Generator[tuple[int, bytes], None, None]:
     """Yield the whole lines of a file with their offsets, the last one first, as `Journal.lines_from_end` does.
 
-    No line if the file is missing.
+    No line if the file is missing. Who stops early closes it: what a signal handler raises while a dropped generator
+    ends would be lost.
     """
     with PassingOverStrays(), journals.opened(store.fs, store.layout.history(day, shard)) as file:
         yield from file.lines_from_end(bytes_max, PAGE_BYTES)

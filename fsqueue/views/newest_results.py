@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from heapq import nsmallest
 
 from fsqueue.clock import MS_MAX
@@ -157,16 +158,17 @@ class _Search:
 
     def _look_into(self, day: Day, shard: Shard, size: int) -> None:
         unread = size
-        for begin, line in history.lines_from_end(self.store, day, shard, BYTES_MAX):
-            finished_ms = history.finished_ms(line)
-            if 0 <= finished_ms < self.since_ms - history.LATE_MS:
-                return  # so did all that stands before it
-            unread = begin
-            self._left -= len(line)
-            if not 0 <= finished_ms <= self.since_ms and history.batch_named(line) not in self._seen:
-                self._add_line(day, line)
-            if self._left <= 0:
-                break
+        with closing(history.lines_from_end(self.store, day, shard, BYTES_MAX)) as lines:
+            for begin, line in lines:
+                finished_ms = history.finished_ms(line)
+                if 0 <= finished_ms < self.since_ms - history.LATE_MS:
+                    return  # so did all that stands before it
+                unread = begin
+                self._left -= len(line)
+                if not 0 <= finished_ms <= self.since_ms and history.batch_named(line) not in self._seen:
+                    self._add_line(day, line)
+                if self._left <= 0:
+                    break
         if unread and (self._left <= 0 or size > BYTES_MAX):
             self.is_cut = True
 

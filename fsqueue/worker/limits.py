@@ -96,8 +96,8 @@ class Limits:
     moves: Moves | None = None
     tasks_per_command: int = 1
     """Maximum number of tasks that a command gets: each adds to its time."""
-    is_waited_for: bool = False
-    """Whether somebody waits for each outcome: they are reported at once while there is nothing else to do."""
+    reports_at_once: bool = False
+    """Whether outcomes are reported at once while there is nothing else to do: somebody waits for each."""
 
 
 def stop_time(limits: Limits, began: float) -> tuple[float, str]:

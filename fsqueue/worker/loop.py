@@ -335,7 +335,7 @@ class Loop:
             self._untold.update((id(outcome), outcome) for outcome in self._outbox)
             for root, outcomes in self._by_root(self._outbox, lambda outcome: outcome.task):
                 root.reporter.tell(outcomes)
-                if self._limits.is_waited_for and not self._ahead and self._executor.room(1):
+                if self._limits.reports_at_once and not self._ahead and self._executor.room(1):
                     root.reporter.hurry_once()
             self._outbox = []
 

@@ -43,6 +43,7 @@ def main() -> None:
                 until="forever",
                 stop_after_failures=FAILURES_MAX,
                 tell=EndedTasks(ended),
+                report_at_once=True,  # a caller may submit a call only when it has the result of one before
             )
             SideThread("fsqueue-executor", lambda: _finish_with(worker)).start()
             worker.run()
@@ -53,9 +54,6 @@ def main() -> None:
 
 class EndedTasks:
     """Tells the executor which tasks have ended, and logs what its user should hear. `ended`: the pipe to it."""
-
-    is_waited_for = True
-    """The caller of the executor may submit a call only when it has the result of one before."""
 
     def __init__(self, ended: BinaryIO) -> None:
         self._ended = ended

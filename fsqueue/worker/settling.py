@@ -127,7 +127,7 @@ class OutcomeReporter(BackgroundThread):
         self._taking, self._report, self._trouble = taking, report, trouble
         self._streaks: dict[int, NodeFailures] = {}
         self._inbox: SimpleQueue[list[Outcome] | None] = SimpleQueue()
-        self._hurry, self._hurries = threading.Event(), False
+        self._hurry, self._flush_s = threading.Event(), FLUSH_S
         self._now, self._random = Clock().monotonic, Entropy().random
 
     def tell(self, outcomes: list[Outcome]) -> None:
@@ -136,7 +136,7 @@ class OutcomeReporter(BackgroundThread):
 
     def hurry(self) -> None:
         """Do not wait for more to come from now on."""
-        self._hurries = True
+        self._flush_s = 0.0
         self._hurry.set()
 
     def hurry_once(self) -> None:
@@ -182,11 +182,10 @@ class OutcomeReporter(BackgroundThread):
         if got is None:
             return False
         into += got
-        left = told_at + FLUSH_S - self._now()
+        left = told_at + self._flush_s - self._now()
         if left > 0:
             self._hurry.wait(left)
-        if not self._hurries:
-            self._hurry.clear()  # before the rest is taken: what is told later hurries anew
+        self._hurry.clear()  # before the rest is taken: what is told later hurries anew
         while not self._inbox.empty():
             got = self._inbox.get()
             if got is None:

@@ -99,6 +99,8 @@ class Worker:
     pass_on: called with 1 or 2 and bytes, instead of writing these to this process's standard output or error.
         It and `tell` are called in one thread, so never at the same time.
     tell: called with an `Event` for whatever may be of interest.
+    report_at_once: report an outcome at once while there is nothing else to do, as somebody waits for each. Without it,
+        the worker gathers outcomes for up to a tenth of a second, so that many are reported in one step.
     away: queues and groups that are not there yet (the command line's). Of several queues, one that is not there any
         more is tried again, too. When the others are drained, the run ends with `ended` "away".
 
@@ -146,6 +148,7 @@ class Worker:
         pass_on: PassOn | None = None,
         tell: Tell = nobody,
         away: Sequence[Away] = (),
+        report_at_once: bool = False,
     ) -> None:
         self._queues = sources_of(queues, upstream, away)
         if self._queues.remote is not None and exclude_after is not None:
@@ -255,7 +258,7 @@ class Worker:
             max_attempts=math.inf if max_attempts is None else max_attempts,
             moves=moves,
             tasks_per_command=tasks_per_command or 1,
-            is_waited_for=getattr(tell, "is_waited_for", False),
+            reports_at_once=report_at_once,
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False

@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251 - barriers are sent to other processes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fsqueue
 from fsqueue import Group, RemoteGroup
 from fsqueue.client.values import PART_ITEMS
-from fsqueue.format.barriers import BatchTasks
+from fsqueue.format.barriers import BarrierRecord, BatchTasks, Step
 from fsqueue.format.names import Uuid
 from fsqueue.groups.barriers import listed
+from fsqueue.service import barrier_requests
+from fsqueue.storage import barrier_files
+from fsqueue.storage.group_directory import GroupDirectory
 from tests.gateways import gateways
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
 
-def test_who_leases_at_a_gateway_lets_it_pass(tmp_path: Path) -> None:
-    group = Group.create(tmp_path / "g")
-    group["fetch"].insert(1)
-    barrier = group.barrier("fetch", then=("report", 2))
+@contextmanager
+def served_group(tmp_path: Path, **settings: Any) -> Iterator[tuple[Group, RemoteGroup]]:
+    """Yield a new group, and the same one at a gateway."""
+    group = Group.create(tmp_path / "g", **settings)
     with gateways(tmp_path) as serve:
         served = fsqueue.connect(serve(group.path))
         assert isinstance(served, RemoteGroup)
+        yield group, served
+
+
+def test_a_state_is_asked_for_without_reading_the_other_barriers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group.create(tmp_path / "g")
+    group["fetch"].insert(1)
+    waiting = [group.barrier("fetch", then=("report", n)) for n in range(3)]
+    read, find = list[str](), barrier_files.find
+
+    def found(directory: GroupDirectory, identity: Uuid, step: Step) -> BarrierRecord | None:
+        read.append(identity)
+        return find(directory, identity, step)
+
+    monkeypatch.setattr(barrier_files, "find", found)
+    assert barrier_requests.state(group, {"id": waiting[1].id}) == {"state": "waiting"}
+    assert barrier_requests.cancel(group, {"id": waiting[1].id}) == {"cancelled": True}
+    assert barrier_requests.state(group, {"id": waiting[1].id}) == {"state": "cancelled"}
+    assert read == []
+    assert len(group.barriers()) == len(read) == 3  # what would be seen here
+
+
+def test_who_leases_at_a_gateway_lets_it_pass(tmp_path: Path) -> None:
+    with served_group(tmp_path) as (group, served):
+        group["fetch"].insert(1)
+        barrier = group.barrier("fetch", then=("report", 2))
         [task] = served["fetch"].lease()
         assert served["report"].lease() == []
         assert barrier.state == "waiting"
@@ -37,10 +69,7 @@ def test_who_leases_at_a_gateway_lets_it_pass(tmp_path: Path) -> None:
 
 
 def test_a_barrier_that_is_drained_already_has_passed_when_the_call_returns(tmp_path: Path) -> None:
-    group = Group.create(tmp_path / "g")
-    with gateways(tmp_path) as serve:
-        served = fsqueue.connect(serve(group.path))
-        assert isinstance(served, RemoteGroup)
+    with served_group(tmp_path) as (group, served):
         barrier = served.barrier(["nobody"], then=("report", 2))
         assert [one.state for one in group.barriers()] == [barrier.state] == ["fired"]
         again = pickle.loads(pickle.dumps(barrier))
@@ -48,10 +77,7 @@ def test_a_barrier_that_is_drained_already_has_passed_when_the_call_returns(tmp_
 
 
 def test_what_is_no_barriers_id_is_refused_or_forgotten(tmp_path: Path) -> None:
-    group = Group.create(tmp_path / "g")
-    with gateways(tmp_path) as serve:
-        served = fsqueue.connect(serve(group.path))
-        assert isinstance(served, RemoteGroup)
+    with served_group(tmp_path) as (_, served):
         known = served.barrier(["nobody"], then=("report", 2))
         for wrong in (known.id + "0", known.id[1:], ""):
             with pytest.raises(fsqueue.InvalidArgument, match="id must be text of 32"):
@@ -64,10 +90,7 @@ def test_what_is_no_barriers_id_is_refused_or_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_join_of_more_tasks_than_a_list_of_a_request_holds(tmp_path: Path) -> None:
-    group = Group.create(tmp_path / "g", shards=1, durability="none")
-    with gateways(tmp_path) as serve:
-        served = fsqueue.connect(serve(group.path))
-        assert isinstance(served, RemoteGroup)
+    with served_group(tmp_path, shards=1, durability="none") as (group, served):
         refs = served["fetch"].insert_many(range(PART_ITEMS + 1), refs=True)
         join = served.join(refs, then=("report", 2))
         assert sum(part.size for part in _tasks_of(group, join.id)) == len(refs)

@@ -331,9 +331,35 @@ def test_an_orphaned_log_with_something_in_it_is_kept_in_quarantine(tmp_path: Pa
     assert batch.log is not None
     edit(batch.log, lambda lines: [b"~\n", *lines[1:]])
     batch.file.unlink()
+    os.utime(batch.log, (NOW_S - 3600, NOW_S - 3600))  # no process is about to lock it
     name, content = batch.log.name, batch.log.read_bytes()
     assert [(finding.kind, finding.repaired) for finding in Queue(queue.path).fsck(repair=True)] == [
         ("orphaned-log", True)
     ]
     [kept] = (queue.path / ".quarantine").rglob(name)
     assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize("comes_after_s", [1, 9, None])
+def test_a_new_log_without_a_batch_is_left_to_the_process_that_made_it(
+    tmp_path: Path, comes_after_s: int | None
+) -> None:
+    """Its maker, on a busy host, removes it when its turn comes. If it has died, the log is found."""
+    clock = ManualClock(NOW_S)
+    Queue.create(tmp_path / "q", shards=1).close()
+    queue = Queue(tmp_path / "q", clock=clock)
+    queue.insert_many(range(2))
+    queue.lease()
+    log = Path(queue.store.logs.open("0" * 32, create=True).path)
+    os.utime(log, (NOW_S, NOW_S))
+    queue.close()
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        if comes_after_s is not None and clock.now_s >= NOW_S + comes_after_s:
+            log.unlink(missing_ok=True)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    found = [finding.kind for finding in queue.fsck()]
+    assert found == (["orphaned-log"] if comes_after_s is None else [])
+    assert clock.now_s <= NOW_S + 11
