@@ -84,7 +84,12 @@ class Barrier:
 
         A barrier is forgotten a week after it has ended, by `gc`.
         """
-        return state_of(self._group, self.id)
+        group = self._group.directory()
+        try:
+            with resources.Scope():
+                return STATES[barrier_files.step_of(group, self.id)]
+        except OSError as error:
+            raise from_os_error(error, f"looking at a barrier of the group {group.path}") from error
 
     def cancel(self) -> bool:
         """Cancel it: its tasks are taken out of their queues. Return False if it has fired before.
@@ -431,16 +436,6 @@ def _barrier(group: HasQueues, record: BarrierRecord) -> Barrier:
     is_join = bool(record.tasks)
     of = tuple(dict.fromkeys(part.queue for part in record.tasks)) if is_join else record.of
     return Barrier(record.id, of, record.match, then, record.on_failure, record.at / 1000, is_join, group)
-
-
-def state_of(group: HasQueues, identity: Uuid) -> State:
-    """Return the state of a barrier, as `Barrier.state` does."""
-    directory = group.directory()
-    try:
-        with resources.Scope():
-            return STATES[barrier_files.step_of(directory, identity)]
-    except OSError as error:
-        raise from_os_error(error, f"looking at a barrier of the group {directory.path}") from error
 
 
 def cancel(group: HasQueues, identity: Uuid) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import fsqueue
-from fsqueue.groups import barriers
 from fsqueue.service.faults import BadField
 
 Given = Mapping[str, Any]
@@ -39,13 +38,18 @@ def listed(group: fsqueue.Group, given: Given) -> Any:
 
 def state(group: fsqueue.Group, given: Given) -> Any:
     """Return how far a barrier is."""
-    group.pass_barriers()
-    return {"state": barriers.state_of(group, given["id"])}
+    found = _known(group, given)
+    return {"state": "forgotten" if found is None else found.state}
 
 
 def cancel(group: fsqueue.Group, given: Given) -> Any:
     """Cancel a barrier. Return whether it is cancelled."""
-    return {"cancelled": barriers.cancel(group, given["id"])}
+    found = _known(group, given)
+    return {"cancelled": found is not None and found.cancel()}
+
+
+def _known(group: fsqueue.Group, given: Given) -> fsqueue.Barrier | None:
+    return next((one for one in group.barriers() if one.id == given["id"]), None)
 
 
 def _told(group: fsqueue.Group, made: fsqueue.Barrier) -> Any:

@@ -14,12 +14,9 @@ import pytest
 import fsqueue
 from fsqueue import Group, RemoteGroup
 from fsqueue.client.values import PART_ITEMS
-from fsqueue.format.barriers import BarrierRecord, BatchTasks, Step
+from fsqueue.format.barriers import BatchTasks
 from fsqueue.format.names import Uuid
 from fsqueue.groups.barriers import listed
-from fsqueue.service import barrier_requests
-from fsqueue.storage import barrier_files
-from fsqueue.storage.group_directory import GroupDirectory
 from tests.gateways import gateways
 from tests.waiting import PATIENCE_S
 
@@ -34,26 +31,6 @@ def served_group(tmp_path: Path, **settings: Any) -> Iterator[tuple[Group, Remot
         served = fsqueue.connect(serve(group.path))
         assert isinstance(served, RemoteGroup)
         yield group, served
-
-
-def test_a_state_is_asked_for_without_reading_the_other_barriers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = Group.create(tmp_path / "g")
-    group["fetch"].insert(1)
-    waiting = [group.barrier("fetch", then=("report", n)) for n in range(3)]
-    read, find = list[str](), barrier_files.find
-
-    def found(directory: GroupDirectory, identity: Uuid, step: Step) -> BarrierRecord | None:
-        read.append(identity)
-        return find(directory, identity, step)
-
-    monkeypatch.setattr(barrier_files, "find", found)
-    assert barrier_requests.state(group, {"id": waiting[1].id}) == {"state": "waiting"}
-    assert barrier_requests.cancel(group, {"id": waiting[1].id}) == {"cancelled": True}
-    assert barrier_requests.state(group, {"id": waiting[1].id}) == {"state": "cancelled"}
-    assert read == []
-    assert len(group.barriers()) == len(read) == 3  # what would be seen here
 
 
 def test_who_leases_at_a_gateway_lets_it_pass(tmp_path: Path) -> None:

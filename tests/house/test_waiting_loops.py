@@ -46,6 +46,7 @@ LOOPS = {
         "fsqueue.filesystem.operations.Filesystem.lock": "a lock",
         "fsqueue_cli.importing.import_": "leases in a queue of another program",
         "fsqueue.fsck.shard_checks.ShardCheck._again": "a step of another process, before it is called damage",
+        "fsqueue.fsck.shard_checks.ShardCheck._leave_to_maker": "a log that another process is about to lock",
         "fsqueue.protocol.leasing.Leaser._from_batch": "a lock, at the last task",
         "fsqueue.protocol.leasing.Leaser._outwait": "locks of several batches at once",
         "fsqueue.protocol.updates.Coordinator.apply": "another update",
