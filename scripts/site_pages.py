@@ -44,7 +44,7 @@ ASSETS = {SEARCH: TOP / "scripts" / "site_search.js", "assets/site.css": TOP / "
 SEARCH_ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
 """What the theme would fetch for the search."""
 
-BOOST = {"decisions/*": 0.2, "changelog.md": 0.2, "design.md": 0.4, "format.md": 0.4, "testing.md": 0.4, "pei.md": 0.4}
+BOOST = {"decisions/*": 0.2, "changelog.md": 0.2, "design.md": 0.4, "format*.md": 0.4, "testing.md": 0.4, "pei.md": 0.4}
 """The search shows these after pages for users."""
 
 EXPLAINED = (

@@ -1,6 +1,6 @@
-"""The files of a group's barriers: their names, which tell how far they are, and their content (docs/format.md).
+"""The files of a group's barriers: their names, which tell how far they are, and their content.
 
-Pure: no clock, no input or output.
+docs/format-groups.md, "Barriers". Pure: no clock, no input or output.
 """
 
 from __future__ import annotations

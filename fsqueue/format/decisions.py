@@ -1,4 +1,4 @@
-"""Decision files: the lines that decide about updates, built and replayed (docs/format.md, "Decision files").
+"""Decision files: the lines that decide about updates, built and replayed (docs/format-groups.md, "Decision files").
 
 Pure: no clock, no input or output. Of the lines about an update the first one counts.
 """

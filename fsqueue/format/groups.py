@@ -1,6 +1,6 @@
 """`.group.jsonl` and `.bells`: the id of a group of queues, the settings of its queues, and who has rung.
 
-docs/format.md, "Groups".
+docs/format-groups.md, "Groups".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of tasks: the records that say which version of which task a number names (docs/format.md, "Numbers").
+"""Numbers of tasks: the records that say which version of which task a number names (docs/format-groups.md, "Numbers").
 
 Pure: no clock, no input or output. A number is the place of its record, from 1.
 """

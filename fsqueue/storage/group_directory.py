@@ -1,6 +1,6 @@
 """The directory of a group of queues: its file, the queues in it, and how one comes into being.
 
-docs/format.md, "Groups"; docs/design.md, section 4.21.
+docs/format-groups.md, "Groups"; docs/design.md, section 4.21.
 """
 
 from __future__ import annotations

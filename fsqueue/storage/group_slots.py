@@ -1,7 +1,7 @@
 """The limits of a group over its queues: their lines, the marks of its queues, and the file of slots that these share.
 
-docs/decisions/0078-limits-of-a-group.md; docs/format.md, "Slots". The group's file says which limits there are. Each
-queue of the group has a mark in its own file: only where it stands, a lease asks for them.
+docs/decisions/0078-limits-of-a-group.md; docs/format-groups.md, "Slots of a group". The group's file says which limits
+there are. Each queue of the group has a mark in its own file: only where it stands, a lease asks for them.
 """
 
 from __future__ import annotations

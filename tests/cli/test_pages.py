@@ -290,7 +290,8 @@ PLANS = {
         instead={"/project/me": "project"},
         before=a_slurm_that_runs,
     ),
-    "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
+    "docs/format.md": Plan(elsewhere={"QUEUE/": "below"}),
+    "docs/format-groups.md": Plan(elsewhere={"GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
         files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},
         instead={'"crawler:parse"': '"json:dumps"'},

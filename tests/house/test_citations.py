@@ -100,8 +100,8 @@ def found_by_name(name: str) -> object | None:
 
 
 def test_the_modules_that_the_format_names_are_there() -> None:
-    """docs/format.md names in brackets the modules that read and write each part."""
-    text = (TOP / "docs/format.md").read_text()
+    """The pages of the format name in brackets the modules that read and write each part."""
+    text = "".join((TOP / "docs" / page).read_text() for page in ("format.md", "format-groups.md"))
     named = {name for group in re.findall(r"(?<= )\[(`[^\]]+`)[\],]", text) for name in re.findall(r"`(\w+)`", group)}
     assert len(named) >= 10
     assert named - {path.stem for path in (TOP / "fsqueue").rglob("*.py")} == set()

@@ -35,7 +35,8 @@ def test_a_tree_is_read_as_it_is_drawn() -> None:
 
 
 def test_the_table_of_what_vanishes_has_a_row_for_each_kind_of_file() -> None:
-    trees = re.findall(r"```(?:text)?\n((?:QUEUE|GROUP)/\n.*?)```", (TOP / "docs/format.md").read_text(), re.DOTALL)
+    pages = "".join((TOP / "docs" / page).read_text() for page in ("format.md", "format-groups.md"))
+    trees = re.findall(r"```(?:text)?\n((?:QUEUE|GROUP)/\n.*?)```", pages, re.DOTALL)
     assert len(trees) == 2
     kinds = {path for tree in trees for path in leaves(tree)} - SAME
     page = (TOP / "docs/purged-scratch.md").read_text()
