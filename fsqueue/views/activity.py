@@ -361,7 +361,7 @@ class DrawnBatches(FileSample):
 
     `frame`: how many shards have a history; `tasks`: for each that was read, how many tasks its batches have. These
     numbers are known without replaying a batch, so the sums over the drawn batches are multiplied by the ratio of the
-    tasks (the ratio estimator: Cochran, Sampling Techniques, chapter 6).
+    tasks (the ratio estimator: Cochran, Sampling Techniques, chapter 6). Decision 79 has what whole shards would cost.
     """
 
     def __init__(self, frame: int, tasks: list[int]) -> None:
