@@ -158,6 +158,20 @@ class DecisionState:
                 self.at = max(self.at, at)
 
 
+def is_sound_line(line: bytes) -> bool:
+    """Return whether a line of a decision file can be read: one with an `op` that is not known, too."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    match record:
+        case {"op": "commit" | "abort" as op, "at": int(), "update": update}:
+            return names.parse_update(update) is not None and (op == "abort" or _logs(record.get("logs")) is not None)
+        case {"op": str(op), "at": int()}:
+            return op not in ("commit", "abort")
+    return False
+
+
 def _logs(found: object) -> tuple[LogName, ...] | None:
     """Return the logs that a `commit` line names; None if it names none, or one that cannot be a log of a
     group's queue.

@@ -6,7 +6,7 @@ import datetime
 import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import orjson
 
@@ -477,6 +477,33 @@ def unsafe_record(at: int) -> bytes:
 
 def _line(record: dict[str, Any]) -> bytes:
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+_TYPES: Final[dict[str, tuple[str, type]]] = {
+    "create": ("settings", dict),
+    "group": ("id", str),
+    "place": ("place", list),
+    "generation": ("generation", int),
+    "keys": ("generation", int),
+    "settings": ("settings", dict),
+    "limits": ("limits", dict),
+}
+"""A field that a line of `queue.jsonl` or `.group.jsonl` needs, and its type, by the line's `op`."""
+
+
+def is_sound_line(line: bytes) -> bool:
+    """Return whether a line of `queue.jsonl` or `.group.jsonl` can be read: an `op`, and a field that this one needs.
+
+    A sound line may still be void: that depends on values, and on the lines before it.
+    """
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(record, dict) or not isinstance(op := record.get("op"), str):
+        return False
+    field, kind = _TYPES.get(op, ("op", str))
+    return type(record.get(field)) is kind
 
 
 def read_queue_state(content: bytes, path: str) -> QueueState:

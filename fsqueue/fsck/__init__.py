@@ -1,7 +1,8 @@
 """Checking and mending a queue (docs/fsck.md).
 
-From the top down: `walk`; `places` (what lies where) and `shard_checks` (what files say) name suspects; `repair` mends
-them; `recount` counts histories; `findings` is what is said of them. `own_files` checks files of a group.
+From the top down: `walk`; `places` (what lies where), `shard_checks` (what files say) and `journal_checks` (by the
+table in `journal_kinds`) name suspects; `repair` mends them; `recount` counts histories; `findings` is what is said of
+them. `own_files` checks files of a group.
 """
 
 from fsqueue.fsck.findings import Finding

@@ -172,10 +172,10 @@ KINDS = {
     ),
     "damaged-line": Kind(
         DAMAGE,
-        "A line cannot be read, or lacks what a record of its kind has to say, and counts as not written. A movement "
-        "that it recorded is lost (a completed task may be executed again, an inserted one is missing), and so is a "
-        "dead letter or a piece of history.",
-        "keeps a copy of the line in quarantine and marks it as void",
+        "A line, or a record of numbers, cannot be read, or lacks what its kind has to say, and counts as not written. "
+        "A movement that it recorded is lost (a completed task may be executed again, an inserted one is missing), and "
+        "so is a dead letter, a piece of history, a setting, or the number of a task.",
+        "keeps a copy of it in quarantine and marks it as void",
     ),
     "damaged-record": Kind(
         DAMAGE,

@@ -17,11 +17,11 @@ from fsqueue.errors import StorageError, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.format import barriers, decisions, groups, layout, names, numbers
 from fsqueue.format.groups import GroupState
-from fsqueue.format.wording import counted
+from fsqueue.fsck import journal_checks
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded
-from fsqueue.fsck.repair import WAIT_S, Quarantine, void_lines
+from fsqueue.fsck.repair import Quarantine
 from fsqueue.fsck.walk import judge
-from fsqueue.storage import barrier_files, group_directory, journals, remains
+from fsqueue.storage import barrier_files, group_directory, remains
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.remains import Remains
@@ -146,7 +146,7 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
     """
     quarantine = Quarantine(group.fs, group.path, group.clock, group.entropy)
     for directory, parse, check in (
-        (decisions.directory(group.path), names.parse_decision_file, _lines),
+        (decisions.directory(group.path), names.parse_decision_file, _second_name),
         (numbers.directory(group.path), names.parse_number_file, _second_name),
         (groups.barriers_directory(group.path), _barrier_of, _barrier),
         (groups.limits_directory(group.path), _slots_of, _second_name),
@@ -155,6 +155,13 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
             finding = judge(group, suspect, repair)
             if finding is not None:
                 yield finding
+    journals = journal_checks.check_all(
+        group, quarantine, lambda kind: () if kind.in_group is None else kind.in_group(group)
+    )
+    for suspect in journals:
+        finding = judge(group, suspect, repair)
+        if finding is not None:
+            yield finding
     for member in sorted(group.directories()):
         yield from fsck_lost_member(group, member, repair)
 
@@ -200,17 +207,6 @@ def _second_name(group: GroupDirectory, quarantine: Quarantine, path: str) -> It
         yield Suspect(found(group, "linked-file", path), partial(_is_linked, group, path), lambda: None)
 
 
-def _lines(group: GroupDirectory, quarantine: Quarantine, path: str) -> Iterator[Suspect]:
-    linked = [*_second_name(group, quarantine, path)]
-    yield from linked
-    if not linked and (bad := _bad_lines(group, path)):
-        yield Suspect(
-            found(group, "damaged-line", path, note=counted(bad, "line")),
-            partial(_has_bad_lines, group, path),
-            partial(_void, group, quarantine, path),
-        )
-
-
 def _barrier(group: GroupDirectory, quarantine: Quarantine, path: str) -> Iterator[Suspect]:
     """Yield the file of a barrier that has not ended, if it is damaged. It may have a second name: nothing is written
     to it.
@@ -251,22 +247,3 @@ def _is_linked(group: GroupDirectory, path: str) -> bool:
             return group.fs.fstat(fd).st_nlink > 1
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _bad_lines(group: GroupDirectory, path: str) -> int:
-    """Return how many lines make no sense. What follows the last newline is being written, or its writer died."""
-    try:
-        with journals.opened(group.fs, path) as file:
-            return len(file.unsound(journals.is_object)[0])
-    except (FileNotFoundError, NotADirectoryError):
-        return 0  # it was retired meanwhile
-
-
-def _has_bad_lines(group: GroupDirectory, path: str) -> bool:
-    return _bad_lines(group, path) > 0
-
-
-def _void(group: GroupDirectory, quarantine: Quarantine, path: str) -> None:
-    flags = journals.IN_PLACE
-    with journals.locked(journals.Journal, group.fs, group.clock, group.entropy, path, WAIT_S, flags) as file:
-        void_lines(file, journals.is_object, quarantine)

@@ -7,11 +7,8 @@ run, under the path that it had. Leftovers of crashes are upkeep's matter; here 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import describe
@@ -26,14 +23,17 @@ from fsqueue.fsck.recount import Recount
 from fsqueue.interruptions import suppress
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, published, record_times
-from fsqueue.storage.journals import Journal
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import LinesInLog
-from fsqueue.storage.queue_file import FRESH_S, state_in
+from fsqueue.storage.queue_file import state_in
 from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
 """Seconds to wait for a lock; what stays busy is left for the next time."""
+GRACE_S = 1.0
+"""Seconds to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
+LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of the system for a user who may look, but not lock."""
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """What the system says when something else has the name in quarantine: a directory from which files were moved."""
 OPEN = (AVAILABLE, LEASED)
@@ -116,39 +116,10 @@ class Repair:
 
     # -- lines ----------------------------------------------------------------------------------
 
-    def close_off(self, path: str) -> None:
-        """Void a torn last line, as the next append would."""
-        fs = self.store.fs
-        with locked_to_write(self.store, path) as file:
-            size = file.length()
-            if void := file.end_of_torn(size):
-                fs.pwrite(file.fd, void, size)
-                fs.fsync(file.fd)
-
-    def cut_zeros(self, path: str) -> None:
-        """Cut off the NUL bytes that a file ends in (decision 24)."""
-        fs = self.store.fs
-        with locked_to_write(self.store, path) as file:
-            zeros = file.zeros_at_end()
-            if zeros:
-                fs.cut_to(file.fd, file.length() - zeros)
-                if path == self.store.layout.settings_file:
-                    # Some process may take this file for unchanged for FRESH_S, by the size with the zeros. A purge
-                    # that were as long as these could go unnoticed: keep it out until that time is over.
-                    self.store.clock.sleep(2 * FRESH_S)
-
-    def void_lines(self, path: str, is_sound: Callable[[bytes], bool]) -> None:
-        """Mark lines that make no sense as void, by a `~` in place of their last byte; a copy is kept.
-
-        Nothing else moves: readers that have read the file go on, and versions (offsets) stay.
-        """
-        with locked_to_write(self.store, path) as file:
-            void_lines(file, is_sound, self.quarantine)
-
     def void_line(self, path: str, offset: int, length: int) -> None:
         """Mark the line that ends at an offset as void, if a line ends there."""
         fs = self.store.fs
-        with locked_to_write(self.store, path) as file:
+        with self.store.locked_existing(path, WAIT_S, one_name=True) as file:
             if fs.pread(file.fd, 2, offset + length - 1) == b"}\n":
                 fs.pwrite(file.fd, b"~", offset + length - 1)
                 fs.fsync(file.fd)
@@ -359,32 +330,6 @@ class Repair:
     def _batch(self, batch: Batch) -> LockedBatch:
         """Return the batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
         return LockedBatch(self.store, batch, WAIT_S, create=True)
-
-
-def locked_to_write(store: Store, path: str) -> AbstractContextManager[Journal]:
-    """Hold a file of lines to change its bytes; SecondName if it has a second name."""
-    may_have_two = path == store.layout.settings_file  # a creator that died has left it with two
-    return store.locked_existing(path, WAIT_S, one_name=not may_have_two)
-
-
-def void_lines(file: Journal, is_sound: Callable[[bytes], bool], quarantine: Quarantine) -> None:
-    """Mark the lines of a locked file as void that make no sense; a copy is kept: see `Repair.void_lines`."""
-    fs, fd = file.fs, file.fd
-    bad, _ = file.unsound(is_sound)
-    while bad:
-        copy = b"".join(b"%s\n" % _line_at(fs, fd, offset, length) for offset, length in bad)
-        quarantine.keep(f"{file.path}.lines-from-{bad[0][0]}", copy)
-        for offset, length in bad:
-            fs.pwrite(fd, b"~", offset + length - 1)
-        fs.fsync(fd)
-        bad, _ = file.unsound(is_sound)
-
-
-def _line_at(fs: Filesystem, fd: int, offset: int, length: int) -> bytes:
-    """Return a line; one NUL byte stands for a long run of zeros."""
-    end = offset + length
-    within = itertools.takewhile(lambda piece: piece[0] < end, fs.pieces(fd, offset))
-    return sparse.content_of(((at, data[: end - at]) for at, data in within), offset)
 
 
 def _check_held(replay_state: ReplayState, tasks: list[int], at: int) -> None:

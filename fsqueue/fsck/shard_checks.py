@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 
 from fsqueue.errors import HiddenTasks
-from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Shard, TaskFileName
-from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
+from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.format.wording import counted
-from fsqueue.fsck import logged_updates, recount, unique_keys
+from fsqueue.fsck import journal_checks, logged_updates, recount, unique_keys
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
-from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
+from fsqueue.fsck.journal_kinds import LOG, LOG_LINES, JournalKind
+from fsqueue.fsck.repair import GRACE_S, LOOK_ONLY, OPEN, WAIT_S, Repair, unreadable, urgency_of
 from fsqueue.interruptions import let_out
-from fsqueue.storage import deadletters, history, journals, keys, published, record_times
+from fsqueue.storage import deadletters, history, published, record_times
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 
-LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Errors of the system for a user who may look, but not lock."""
-GRACE_S = 1.0
-"""Seconds to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
 MAKER_LOOKS = 10
-"""How many such seconds a log without a batch is left to its maker, since it was made: a busy host may let it wait."""
-
-
-def is_movement(line: bytes) -> bool:
-    """Return whether a line of a movement log is a record that has what its kind needs.
-
-    One that lacks a field is void, as one that does not parse: the task of an `insert` without payload is lost.
-    """
-    record = movements.parse(line)
-    return record is not None and is_well_formed(record)
+"""How often to look again, in pauses of GRACE_S, at a log without a batch: a busy host may let its maker wait."""
 
 
 class BatchLook:
@@ -95,14 +81,11 @@ class BatchLook:
                 yield found(store, "wrong-checkpoint", self.log, replay_state.remaining)
 
     def _lines(self, content: list[sparse.Piece]) -> Iterator[Finding]:
-        bad = end = 0
-        for offset, line, length in sparse.lines(content, 0):
-            bad += journals.is_bad(line, is_movement)
-            end = offset + length + 1
+        bad, end = LOG_LINES.unsound_of(sparse.lines(content, 0))
         if bad:
-            yield found(self.store, "damaged-line", self.log, note=counted(bad, "line"))
-        if sparse.end_of(content) > end:
-            yield found(self.store, "torn-line", self.log)
+            yield found(self.store, LOG.unsound, self.log, note=counted(len(bad), "line"))
+        if LOG.torn is not None and sparse.end_of(content) > end:
+            yield found(self.store, LOG.torn, self.log)
 
     def _file(self) -> Iterator[Finding]:
         store, replay_state, name = self.store, self.replay_state, self.names[0]
@@ -187,11 +170,12 @@ class ShardCheck:
         """Yield all that looks wrong, batches first."""
         layout = self.store.layout
         yield from guarded(self.store, f"{layout.tasks}/{self.shard}", self._batches())
-        yield from guarded(
-            self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), journals.is_object, may_cut=True)
-        )
+        yield from journal_checks.check_all(self.store, self.repair.quarantine, self._journals)
         yield from guarded(self.store, layout.history_days, self._history())
-        yield from guarded(self.store, f"{layout.keys}/{self.shard}", self._keys())
+        yield from guarded(self.store, f"{layout.keys}/{self.shard}", unique_keys.check(self.store, self.shard))
+
+    def _journals(self, kind: JournalKind) -> Iterable[str]:
+        return () if kind.in_shard is None else kind.in_shard(self.store, self.shard)
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -299,10 +283,10 @@ class ShardCheck:
     def _mend(self, batch: Batch, finding: Finding) -> None:
         store, repair, log = self.store, self.repair, self.store.layout.log(batch)
         match finding.kind:
-            case "torn-line":
-                repair.close_off(log)
-            case "damaged-line":
-                repair.void_lines(log, is_movement)
+            case LOG.torn:
+                journal_checks.close_off(store, LOG, log)
+            case LOG.unsound:
+                journal_checks.void(store, repair.quarantine, LOG, log)
             case "returned-file":
                 repair.send_back(batch)
             case "orphaned-log":
@@ -328,20 +312,6 @@ class ShardCheck:
                 there = self._names(batch)  # another repair may have renamed the file since it was found
                 collect.mend(store, batch, there[0] if there else None, GcReport())
 
-    # -- keys ---------------------------------------------------------------------------------------
-
-    def _keys(self) -> Iterator[Suspect]:
-        store, epochs = self.store, self.store.queue_state.key_epochs
-        for epoch in {epochs.earlier, epochs.present}:
-            for path in keys.files_of(store, store.layout, epoch, self.shard):
-                yield from self._lines(path, unique_keys.is_claim, may_cut=True)
-        yield from unique_keys.check(self.store, self.shard)
-
-    # -- lines --------------------------------------------------------------------------------------
-
-    def _lines(self, path: str, is_sound: Callable[[bytes], bool], *, may_cut: bool = False) -> Iterator[Suspect]:
-        return lines(self.store, self.repair, path, is_sound, may_cut=may_cut)
-
     # -- history --------------------------------------------------------------------------------------
 
     def _history(self) -> Iterator[Suspect]:
@@ -349,9 +319,7 @@ class ShardCheck:
         seen: dict[str, set[tuple[str, int, int]]] = {}
         known = cache(partial(deadletters.known, store, self.shard))  # of a batch that it misses, it is asked anew
         for day in history.days(store):
-            yield from self._lines(store.layout.settled(day, self.shard), journals.is_object, may_cut=True)
             path = store.layout.history(day, self.shard)
-            yield from self._lines(path, lambda line: history.parse(line) is not None)
             for offset, length, batch, records in history.read(store, path):
                 if batch in seen:
                     if recount.announced(records) <= seen[batch]:
@@ -393,54 +361,3 @@ class ShardCheck:
                 lambda: recount.is_short(store, batch),
                 lambda: self.repair.recount(batch),
             )
-
-
-def lines(
-    store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], bool], *, may_cut: bool
-) -> Iterator[Suspect]:
-    """Yield damaged and torn lines of a file that is appended to under its lock, and the zeros that it ends in.
-
-    `may_cut`: zeros may be cut off, since no process uses offsets in the file from before a power loss (decision 24).
-    """
-
-    def look(file: journals.Journal) -> dict[str, int]:
-        zeros = file.zeros_at_end() if may_cut else 0
-        bad, torn = file.unsound(is_sound)
-        kinds = (("zeros", zeros), ("damaged-line", len(bad)), ("torn-line", torn - zeros))
-        return {kind: count for kind, count in kinds if count > 0}
-
-    def unlocked() -> dict[str, int]:
-        with journals.opened(store.fs, path) as file:
-            return look(file)
-
-    def again(kind: str) -> bool:
-        try:
-            with store.locked_existing(path, WAIT_S) as file:
-                return kind in look(file)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno not in LOOK_ONLY:
-                raise
-            store.clock.sleep(GRACE_S)
-            return kind in unlocked()
-
-    try:
-        first = unlocked()
-    except OSError as error:
-        let_out(error)
-        if error.errno in (errno.ENOENT, *NOT_FILES):
-            return  # what it is instead of a file was told by its name
-        raise
-    units = {"damaged-line": "line", "zeros": "byte"}
-    mends = {
-        "zeros": partial(repair.cut_zeros, path),
-        "damaged-line": partial(repair.void_lines, path, is_sound),
-        "torn-line": partial(repair.close_off, path),
-    }
-    for kind, count in first.items():
-        yield Suspect(
-            found(store, kind, path, note=counted(count, units[kind]) if kind in units else ""),
-            partial(again, kind),
-            mends[kind],
-        )

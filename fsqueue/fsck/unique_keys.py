@@ -39,11 +39,6 @@ class Keyed(NamedTuple):
         return claim is not None and claim.batch == self.batch and claim.insert == self.insert
 
 
-def is_claim(line: bytes) -> bool:
-    """Return whether a line of a key's file can be read."""
-    return format_keys.parse(line) is not None
-
-
 def check(store: Store, shard: Shard) -> Iterator[Suspect]:
     """Yield the tasks of a shard's batches that have a key, live, and are not named by the key's file.
 

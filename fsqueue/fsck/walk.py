@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import names
-from fsqueue.fsck import places, shard_checks, slot_checks, surplus
+from fsqueue.fsck import journal_checks, places, shard_checks, slot_checks, surplus
 from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.interruptions import let_out
-from fsqueue.storage import journals
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -72,8 +71,9 @@ def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
 
 
 def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
-    settings = store.layout.settings_file
-    yield from guarded(store, settings, shard_checks.lines(store, repair, settings, journals.is_object, may_cut=True))
+    yield from journal_checks.check_all(
+        store, repair.quarantine, lambda kind: () if kind.in_queue is None else kind.in_queue(store)
+    )
     yield from places.check(store, repair)
 
 

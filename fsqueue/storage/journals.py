@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TypeVar
 
-import orjson
-
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import LockTimeout, SecondName, StorageError
 from fsqueue.filesystem import Filesystem
@@ -32,8 +30,6 @@ MADE = PRESENT | os.O_CREAT
 ANEW = 10
 """Maximum number of times to open a file that others keep removing, or replacing."""
 PAGE_BYTES = 4096
-UNSOUND_MAX = 1000
-"""Maximum number of bad lines to look at in one go."""
 
 
 @contextmanager
@@ -223,18 +219,6 @@ class Journal:
         if not at and not torn:
             yield 0, rest
 
-    def unsound(self, is_sound: Callable[[bytes], bool]) -> tuple[list[tuple[int, int]], int]:
-        """Return offset and length of (at most `UNSOUND_MAX`) lines that make no sense, and how many bytes of a torn
-        line follow.
-        """
-        found: list[tuple[int, int]] = []
-        end = 0
-        for offset, line, length in self.lines_at():
-            if len(found) < UNSOUND_MAX and is_bad(line, is_sound):
-                found.append((offset, length))
-            end = offset + length + 1
-        return found, max(0, self.fs.fstat(self.fd).st_size - end)
-
     def zeros_at_end(self) -> int:
         """Return how many NUL bytes the file ends in."""
         size, end = self.fs.fstat(self.fd).st_size, 0
@@ -249,12 +233,3 @@ class Journal:
 def is_bad(line: bytes, is_sound: Callable[[bytes], bool]) -> bool:
     """Return whether a line makes no sense, unless it is blank or was marked as void (it ends in `~`)."""
     return bool(line.strip()) and not line.endswith(b"~") and not is_sound(line)
-
-
-def is_object(line: bytes) -> bool:
-    """Return whether a line is a JSON object with an `op`, as in `queue.jsonl` and among the dead letters."""
-    try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(found, dict) and isinstance(found.get("op"), str)

@@ -77,6 +77,19 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
+def is_sound_line(line: bytes) -> bool:
+    """Return whether a line of a file of letters, or of settled ones, can be read: one with an `op` that is not known,
+    too.
+    """
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(record, dict) or not isinstance(op := record.get("op"), str):
+        return False
+    return op not in ("dead", *SETTLED) or parse(line) is not None
+
+
 def dead_and_settled(file: journals.Journal) -> tuple[set[str], set[str]]:
     """Return the task ids that have a dead letter in a file, and those whose letters were dealt with."""
     dead: set[str] = set()
@@ -371,7 +384,7 @@ def _sort_out(store: Store, layout: Layout, shard: Shard, file: journals.Journal
     for number, line in enumerate(file.lines()):
         record = parse(line)
         if record is None:
-            if journals.is_bad(line, journals.is_object):
+            if journals.is_bad(line, is_sound_line):
                 return None
         elif record["op"] == "dead":
             if record["id"] not in settled:

@@ -139,21 +139,30 @@ def read(store: Store, path: str) -> FailingNode | None:
 
 def _records(content: bytes) -> Iterator[dict[str, Any]]:
     """Yield the lines that make sense; others are void, and so is a torn one."""
-    for line in content.split(b"\n")[:-1]:
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        match record:
-            case {"op": "failed", "at": int(), "node": str(), "after": int(), "reason": str()}:
-                yield record
+    return (record for line in content.split(b"\n")[:-1] if (record := parse(line)) is not None)
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the failure in a line; None if the line makes no sense."""
+    try:
+        record: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    match record:
+        case {"op": "failed", "at": int(), "node": str(), "after": int(), "reason": str()}:
+            return record
+    return None
+
+
+def files(store: Store) -> list[str]:
+    """Return the paths of the files of nodes."""
+    return [f"{store.layout.nodes}/{name}" for name in store.fs.names(store.layout.nodes) if is_node_file(name)]
 
 
 def failing(store: Store) -> list[FailingNode]:
     """Return the nodes on which the last attempt failed, by name."""
     store.refresh()
-    paths = (f"{store.layout.nodes}/{name}" for name in store.fs.names(store.layout.nodes) if is_node_file(name))
-    return sorted((found for path in paths if (found := read(store, path))), key=lambda found: found.node)
+    return sorted((found for path in files(store) if (found := read(store, path))), key=lambda found: found.node)
 
 
 def admit(store: Store, node: str) -> bool:
