@@ -54,6 +54,7 @@ class BatchTasks(NamedTuple):
     @classmethod
     def of(cls, queue: str, batch: Batch, indices: Collection[int]) -> BatchTasks:
         """Return tasks of a batch by their indices."""
+        assert indices, "a join waits for tasks"
         return cls(queue, batch, tuple((start, end) for start, end in movements.to_ranges([*indices])))
 
 
@@ -87,6 +88,8 @@ class BarrierRecord(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the content of the barrier's file."""
+        assert (self.match is not None) + bool(self.of) + bool(self.tasks) == 1, "a barrier waits for one kind of thing"
+        assert self.then, "a barrier that nothing follows"
         then = [{"queue": queue, "task": orjson.Fragment(line.rstrip(b"\n"))} for queue, line in self.then]
         line = {"op": "barrier", "id": self.id, "at": self.at, "of": self.of, "match": self.match,
                 "on_failure": self.on_failure, "then": then}  # fmt: skip

@@ -110,6 +110,7 @@ class DecisionState:
         if not pieces:
             return 0  # as in most cases
         begin, marks = self.end, self._marks(pieces)
+        assert pieces[0][0] >= begin, "a line would be replayed twice"
         for offset, line, length in sparse.lines(pieces, begin):
             self.end = offset + length + 1
             if marks is None or (marks and any(mark in line for mark in marks)):

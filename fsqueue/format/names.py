@@ -478,6 +478,7 @@ def parse_decision_file(name: str) -> DecisionFileName | None:
 
 def number_file(place: int) -> NumberFileName:
     """Return the name of a file of numbers, by its place among them from 0."""
+    assert 0 <= place < 1 << 48, "the name has 12 digits"
     return NumberFileName(f"{place:012x}")
 
 

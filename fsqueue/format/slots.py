@@ -78,6 +78,7 @@ def record(slot: LeaseSlot) -> bytes:
     """Return the record of a slot."""
     digests_of = b"".join(slot.digests)
     assert len(digests_of) <= len(_NO_DIGESTS), "a slot counts against more fields than its record has room for"
+    assert 0 <= slot.index < names.BATCH_TASKS_MAX, "a slot for a task that no batch has"
     body = _BODY.pack(slot.index, bytes.fromhex(slot.batch), bytes.fromhex(slot.lease), digests_of)
     return _SUM.pack(crc32(body)) + body
 

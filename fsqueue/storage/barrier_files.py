@@ -108,6 +108,7 @@ def write(group: GroupDirectory, identity: Uuid, content: bytes) -> None:
 
 def advance(group: GroupDirectory, identity: Uuid, before: Step, to: Step) -> Step | None:
     """Take a barrier further, durably, unless another process has. Return how far it is then."""
+    assert STEPS.index(before) < STEPS.index(to), "if both names are left, the later one counts"
     fs = group.fs
     fs.rename(barriers.path_of(group.path, identity, before), barriers.path_of(group.path, identity, to))
     found = step_of(group, identity)

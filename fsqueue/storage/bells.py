@@ -55,6 +55,7 @@ class Bells:
 
     def ring(self, bell: int) -> None:
         """Change the bell of a queue, whose doorbell was rung, if the bell's file is there."""
+        assert 0 <= bell < BELLS_BYTES // BELL_BYTES, "the file would grow"
         with suppress(OSError):
             self._fs.overwrite_at(self._path, self._entropy.bytes16()[:BELL_BYTES], bell * BELL_BYTES)
 

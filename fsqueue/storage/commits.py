@@ -90,10 +90,12 @@ class Record(NamedTuple):
 
     def total(self, what: str) -> int:
         """Return the sum of the parts' files, tasks or bytes."""
+        assert what in ("files", "tasks", "bytes"), "only numbers have a sum"
         return sum(getattr(part, what) for part in self.parts)
 
     def encode(self) -> bytes:
         """Return the content of the record's file."""
+        assert all(0 <= part.files <= FILES_MAX for part in self.parts), "the names of batches in a row would repeat"
         parts = [{field: getattr(part, field) for field in Part._fields} for part in self.parts]
         line = {"op": "commit", "id": self.id, "name": self.name, "at": self.at, "parts": parts}
         line |= {"of": self.of} if self.of else {}

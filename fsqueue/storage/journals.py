@@ -197,6 +197,7 @@ class Journal:
         What does not lie wholly within the last `bytes_max` bytes is not read: only a caller that gets offset 0 has
         seen all. Long runs of zeros are not among those bytes; one NUL byte stands for them in their line.
         """
+        assert bytes_max >= 0 < piece, "a file is read in pieces that have bytes"
         at, rest, torn = self.length(), b"", True
         least = max(0, at - bytes_max)
         while at > least:

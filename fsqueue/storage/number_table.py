@@ -65,6 +65,7 @@ class _OfBatch:
 
         A number may come late: another process has changed the task, and that version has one already.
         """
+        assert given.number > 0, "the number 0 stands for none"
         more = index + 1 - len(self.numbers)
         if more > 0:
             for each in (self.numbers, self.versions, self.times, self.owners):
@@ -306,6 +307,7 @@ class Numbers:
             self._learn(place, offset, fs.read_from(fd, offset))
 
     def _learn(self, place: int, offset: int, content: bytes) -> None:
+        assert offset % RECORD_BYTES == 0, "records would be read from the middle of one on"
         first = place * FILE_RECORDS + offset // RECORD_BYTES + 1
         known = self._known
         for number, key, index, version, available_ms, owner in self._codec.each(first, content):

@@ -52,6 +52,7 @@ def _adjacent_runs(changes: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         if run and offset == begin + len(run):
             run += changes[offset]
             continue
+        assert offset >= begin + len(run), "a record would overwrite the one before it"
         if run:
             yield begin, run
         begin, run = offset, changes[offset]
