@@ -17,6 +17,7 @@ from fsqueue.format.names import Shard
 from fsqueue.format.numbers import RECORD_BYTES, NumberCodec
 from fsqueue.format.replay import is_well_formed
 from fsqueue.fsck.findings import CheckedPlace
+from fsqueue.storage import decisions as stored_decisions
 from fsqueue.storage import history, journals, keys, letter_files, nodes, number_table
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.journals import Journal
@@ -36,7 +37,7 @@ class JournalPlace(CheckedPlace, Protocol):
     entropy: Entropy
 
 
-class Records(Protocol):
+class RecordLayout(Protocol):
     """How the records of a kind lie in its files, and which of them are sound."""
 
     @property
@@ -53,14 +54,14 @@ class Records(Protocol):
         ...
 
 
-class Lines(NamedTuple):
+class LineRecords(NamedTuple):
     """Records that are lines. `is_sound`: whether one, without its newline, has what a record of its kind needs."""
 
     is_sound: Callable[[bytes], bool]
     unit: str = "line"
 
     def unsound(self, place: JournalPlace, file: Journal) -> tuple[list[Span], int]:
-        """Return unsound lines, and the length of a torn one: see `Records`."""
+        """Return unsound lines, and the length of a torn one: see `RecordLayout`."""
         found, end = self.unsound_of(file.lines_at())
         return found, max(0, file.fs.fstat(file.fd).st_size - end)
 
@@ -87,7 +88,7 @@ class NumberRecords(NamedTuple):
     unit: str = "record"
 
     def unsound(self, place: JournalPlace, file: Journal) -> tuple[list[Span], int]:
-        """Return unsound records, and the length of a torn one: see `Records`."""
+        """Return unsound records, and the length of a torn one: see `RecordLayout`."""
         assert isinstance(place, GroupDirectory), "only a group has numbers"
         number = names.parse_number_file(file.path.rpartition("/")[2])
         assert number is not None, "the table names only files of numbers"
@@ -118,7 +119,7 @@ class JournalKind(NamedTuple):
     name: str
     drawn: str
     """A file of this kind, as the pages of the format draw it."""
-    records: Records
+    records: RecordLayout
     in_queue: Callable[[Store], Iterable[str]] | None = None
     in_shard: Callable[[Store, Shard], Iterable[str]] | None = None
     in_group: Callable[[GroupDirectory], Iterable[str]] | None = None
@@ -150,35 +151,34 @@ def _key_files(store: Store, shard: Shard) -> Iterator[str]:
 
 
 def _decision_files(group: GroupDirectory) -> Iterator[str]:
-    listed = group.fs.names(decisions.directory(group.path))
-    known = (name for text in listed if (name := names.parse_decision_file(text)) is not None)
-    return (decisions.path_of(group.path, name) for name in known)
+    return (decisions.path_of(group.path, name) for name in stored_decisions.files(group))
 
 
 def _number_files(group: GroupDirectory) -> Iterator[str]:
     return (numbers.path_of(group.path, names.number_file(place)) for place in number_table.files(group))
 
 
-LOG_LINES: Final = Lines(is_movement)
+LOG_LINES: Final = LineRecords(is_movement)
 LOG: Final = JournalKind("movement log", "N-ID/movements/SHARD/UUID.jsonl", LOG_LINES)
 JOURNALS: Final = (
-    JournalKind("queue.jsonl", "queue.jsonl", Lines(is_sound_line), zeros="zeros", may_have_two_names=True,
+    JournalKind("queue.jsonl", "queue.jsonl", LineRecords(is_sound_line), zeros="zeros", may_have_two_names=True,
                 in_queue=lambda store: [store.layout.settings_file]),
     LOG,
-    JournalKind("dead letters", "N-ID/dead/SHARD.jsonl", Lines(letter_files.is_sound_line), zeros="zeros",
+    JournalKind("dead letters", "N-ID/dead/SHARD.jsonl", LineRecords(letter_files.is_sound_line), zeros="zeros",
                 in_shard=lambda store, shard: [store.layout.dead(shard)]),
-    JournalKind("settled letters", "N-ID/history/YYYY-MM-DD/SHARD.settled.jsonl", Lines(letter_files.is_sound_line),
-                zeros="zeros",
+    JournalKind("settled letters", "N-ID/history/YYYY-MM-DD/SHARD.settled.jsonl",
+                LineRecords(letter_files.is_sound_line), zeros="zeros",
                 in_shard=lambda store, shard: (store.layout.settled(day, shard) for day in history.days(store))),
-    JournalKind("history", "N-ID/history/YYYY-MM-DD/SHARD.jsonl", Lines(lambda line: history.parse(line) is not None),
+    JournalKind("history", "N-ID/history/YYYY-MM-DD/SHARD.jsonl",
+                LineRecords(lambda line: history.parse(line) is not None),
                 in_shard=lambda store, shard: (store.layout.history(day, shard) for day in history.days(store))),
-    JournalKind("keys", "N-ID/keys/SHARD/DIGEST.jsonl", Lines(lambda line: format_keys.parse(line) is not None),
+    JournalKind("keys", "N-ID/keys/SHARD/DIGEST.jsonl", LineRecords(lambda line: format_keys.parse(line) is not None),
                 zeros="zeros", in_shard=_key_files),
-    JournalKind("nodes", "N-ID/nodes/DIGEST.jsonl", Lines(lambda line: nodes.parse(line) is not None),
+    JournalKind("nodes", "N-ID/nodes/DIGEST.jsonl", LineRecords(lambda line: nodes.parse(line) is not None),
                 in_queue=nodes.files),
-    JournalKind("group.jsonl", ".group.jsonl", Lines(is_sound_line), may_have_two_names=True,
+    JournalKind("group.jsonl", ".group.jsonl", LineRecords(is_sound_line), may_have_two_names=True,
                 in_group=lambda group: [groups.group_file(group.path)]),
-    JournalKind("decisions", ".updates/FILE.jsonl", Lines(decisions.is_sound_line), torn=None,
+    JournalKind("decisions", ".updates/FILE.jsonl", LineRecords(decisions.is_sound_line), torn=None,
                 in_group=_decision_files),
     JournalKind("numbers", ".numbers/PLACE", NumberRecords(), torn=None, in_group=_number_files),
 )  # fmt: skip

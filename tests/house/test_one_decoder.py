@@ -29,7 +29,6 @@ DECODERS = {
     "fsqueue/protocol/leasing.py": "lines of task files",
     "fsqueue/storage/commits.py": "records of commits",
     "fsqueue/storage/history.py": "the history",
-    "fsqueue/storage/journals.py": "lines of its files",
     "fsqueue/storage/letter_files.py": "letters",
     "fsqueue/storage/nested.py": "queue.jsonl of another queue",
     "fsqueue/storage/nodes.py": "lines of files of nodes",

@@ -165,7 +165,7 @@ SHRINKS = {
     "fsqueue.storage.remains._link": "the same, of what is mended",
     "fsqueue.fsck.places._Places._top": "the same, left by a process that died",
     "fsqueue.fsck.repair.Repair.log_to_its_shard": "the name of a log in a wrong shard",
-    "fsqueue.fsck.repair.Repair.cut_zeros": "zeros at the end of a file of records",
+    "fsqueue.fsck.journal_checks.cut_zeros": "zeros at the end of a file of records",
 }
 """The functions that unlink, cut or write over files in a queue or its group, and which. No log shrinks: a checkpoint
 in it says where to begin.
