@@ -264,6 +264,14 @@ class Slurm(Controller):
                 found.setdefault(name, []).append((job, state == "PENDING"))
         return found
 
+    def is_over(self, job: str) -> bool | None:
+        """Return whether a job has ended, or all elements of an array have. None: unknown.
+
+        A job that Slurm knows no more has ended.
+        """
+        said = self.ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
+        return None if said is None else {line.strip() for line in said.splitlines() if line.strip()} <= _ENDED
+
     def run_of(self, job: str) -> JobRun | None:
         fields = "--Format=State:|,TimeUsed:|,exit_code:|"
         said = self.ask("squeue", "--noheader", "--states=all", f"--jobs={job}", fields) if job.isdecimal() else None

@@ -15,6 +15,7 @@ from fsqueue.errors import InvalidArgument
 from fsqueue.executor import named_calls
 from fsqueue.executor.calls import NamedFunction
 from fsqueue.executor.pending_calls import PendingCalls, StartWorker
+from fsqueue.executor.slurm_jobs import JobOptions, SlurmJobs
 from fsqueue.executor.task_future import ResultUnpacker, TaskFuture
 from fsqueue.forks import Late
 from fsqueue.groups.queue import GroupQueue
@@ -50,9 +51,21 @@ class Executor(concurrent.futures.Executor):
     """
 
     def __init__(
-        self, queue: Any, *, workers: int = 0, pickle: bool = False, files: str | os.PathLike[str] | None = None
+        self,
+        queue: Any,
+        *,
+        workers: int = 0,
+        slurm: Mapping[str, Any] | None = None,
+        pickle: bool = False,
+        files: str | os.PathLike[str] | None = None,
     ) -> None:
         whole("workers", workers, 0)
+        options = None if slurm is None else JobOptions(slurm)
+        if workers and options is not None:
+            raise InvalidArgument(
+                "An executor has either workers on this host (workers) or jobs of Slurm (slurm). Leave one of them "
+                "out. Other workers of the queue may be started beside either."
+            )
         opened = queue if hasattr(queue, "insert_many") else Queue(queue)
         if not opened.settings.keep_history:
             raise InvalidArgument(
@@ -64,6 +77,11 @@ class Executor(concurrent.futures.Executor):
                 "workers starts processes that open the queue's directory, and a gateway's queue has none here. Leave "
                 "it out, and start workers with 'fsqueue run ADDRESS --load MODULE'."
             )
+        if options is not None and not isinstance(opened, Queue):
+            raise InvalidArgument(
+                "slurm submits jobs that open the queue's directory, and a gateway's queue has none here. Leave it "
+                "out, and submit workers with 'fsqueue slurm PATH --load MODULE' where the directory is."
+            )
         if files is not None and not pickle:
             raise InvalidArgument(
                 "files is the directory for what pickled calls take and return. Say pickle=True, too."
@@ -72,7 +90,10 @@ class Executor(concurrent.futures.Executor):
         self._named: dict[Callable[..., Any], NamedFunction] = {}
         self._listed = FunctionList() if workers else None
         self._workers, self._queue = workers, opened
-        self._calls = PendingCalls(self, opened, *_starting(opened, workers, self._listed))
+        if pickle and options is not None and options.modules is not None:
+            options.modules.append(pickled.call.__module__)
+        self._jobs = None if options is None else SlurmJobs(os.path.abspath(opened.path), options)
+        self._calls = PendingCalls(self, opened, *_starting(opened, workers, self._listed), self._jobs)
         self._where = str(getattr(opened, "path", opened))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
@@ -204,12 +225,18 @@ class Executor(concurrent.futures.Executor):
                     f"Workers that others start call only functions that are registered, and {named.name} is not. Put "
                     f"@fsqueue.task before it, and start workers with 'fsqueue run {self._where} --load "
                     f"{named.module}'; or give the executor workers of its own: workers=N."
+                    if self._jobs is None
+                    else f"Jobs of Slurm call only functions that are registered, and {named.name} is not. Put "
+                    "@fsqueue.task before it; or let the executor pickle calls of any function: pickle=True."
                 )
+            if self._jobs is not None:
+                self._jobs.need(named.module, named.name)
             self._named[function] = named
         return named
 
     def __repr__(self) -> str:
-        return f"<fsqueue.Executor of {self._where}, {self._workers} own workers>"
+        own = f"{self._workers} own workers" if self._jobs is None else "own jobs of Slurm"
+        return f"<fsqueue.Executor of {self._where}, {own}>"
 
 
 def _place_of(queue: Any) -> str | None:

@@ -81,11 +81,25 @@ StartWorker = Callable[[Callable[[list[str]], object]], StartedWorker]
 """Start an own worker, which tells ids of tasks that it is done with."""
 
 
+class OwnJobs(Protocol):
+    """Jobs that an executor has submitted to a cluster."""
+
+    def check(self, has_calls: bool, ends: int) -> Exception | None:
+        """Submit jobs if calls wait and none is there, without waiting for that. Return why none is submitted any
+        more.
+
+        ends: how many calls have ended so far.
+        """
+
+    def end(self) -> None:
+        """Submit no more, and cancel those that wait."""
+
+
 class PendingCalls:
     """The calls that have not ended. `start_worker`: starts an own worker; None if the executor has none.
 
     `at_end`: called when they all have ended, and the own worker has. `rouse_worker`: has an idle own worker hear of
-    the next insert at once.
+    the next insert at once. `jobs`: what submits jobs for the calls; None if the executor has none.
     """
 
     def __init__(
@@ -95,11 +109,12 @@ class PendingCalls:
         start_worker: StartWorker | None,
         at_end: Callable[[], object],
         rouse_worker: Callable[[], object],
+        jobs: OwnJobs | None = None,
     ) -> None:
         self._executor = weakref.ref(executor)
         """If it is there no more, nobody submits a call."""
         self._queue, self._start_worker, self._at_end = queue, start_worker, at_end
-        self._rouse_worker = rouse_worker
+        self._rouse_worker, self._jobs = rouse_worker, jobs
         self._now = Clock().monotonic
         self._changed = threading.Condition()
         self._inserting = threading.Lock()
@@ -128,6 +143,8 @@ class PendingCalls:
         self._thread: SideThread | None = None
         self._worker: StartedWorker | None = None
         self._deaths = 0
+        self._ends = 0
+        """How many calls have ended so far."""
         self._missed: dict[str, float] = {}
         """Tasks that the latest looks did not find, and since when that is so."""
         forks.register(self, PendingCalls._in_child)
@@ -210,6 +227,7 @@ class PendingCalls:
         if ref is None or not ref.cancel():
             return future.cancelled()
         if self._pending.pop(ref.id, None) is not None:
+            self._ends += 1
             future.was_cancelled()
             with self._changed:
                 self._changed.notify()
@@ -239,6 +257,8 @@ class PendingCalls:
             self._insert()
         if self._worker is not None:
             self._worker.finish()
+        if self._jobs is not None and not self._pending:  # else jobs execute what this process leaves
+            self._jobs.end()
 
     def _begin(self) -> None:
         """Refuse a call, or start the executor's thread unless it runs. The caller holds the lock."""
@@ -303,6 +323,8 @@ class PendingCalls:
             self._break(concurrent.futures.BrokenExecutor(f"The executor has failed: {error!r}. Make another one."))
         finally:
             self._end_worker()
+            if self._jobs is not None and not self._is_leaving:
+                self._jobs.end()
             self._at_end()
 
     def _step(self) -> bool:
@@ -323,6 +345,7 @@ class PendingCalls:
         if is_due:
             self._insert()
         self._check_worker()
+        self._check_jobs()
         self._look()
         return True
 
@@ -453,6 +476,7 @@ class PendingCalls:
                 call = self._pending.pop(one, None)
                 if call is not None:
                     calls.append((call, one, result))
+            self._ends += len(calls)
         calls.reverse()
         try:
             while calls:
@@ -532,6 +556,16 @@ class PendingCalls:
                 return
             then()
 
+    # -- jobs of a cluster -------------------------------------------------------------------------------------------
+
+    def _check_jobs(self) -> None:
+        """Have jobs submitted if calls wait for some. Break if no more are submitted."""
+        if self._jobs is None or self._error is not None:
+            return
+        error = self._jobs.check(bool(self._pending), self._ends)
+        if error is not None:
+            self._break(error)
+
     # -- the end of the process --------------------------------------------------------------------------------------
 
     def _in_child(self) -> None:
@@ -541,7 +575,7 @@ class PendingCalls:
         self._changed, self._inserting = threading.Condition(), threading.Lock()
         self._gathered, self._pending, self._unwanted, self.has_gathered = {}, {}, [], False
         self._told, self._is_shut, self._is_leaving = {}, True, True
-        self._error, self._thread, self._worker = error, None, None
+        self._error, self._thread, self._worker, self._jobs = error, None, None, None
         for future in futures:
             future.leave_to_parent(error)
 
