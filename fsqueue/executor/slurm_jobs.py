@@ -306,7 +306,7 @@ def _environment() -> dict[str, str]:
     beside = os.path.dirname(os.path.abspath(script)) if isinstance(script, str) else ""
     if beside and beside in sys.path:
         rest = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{beside}{os.pathsep}{rest}" if rest else beside
+        environment["PYTHONPATH"] = f"{beside}:{rest}" if rest else beside
     return environment
 
 

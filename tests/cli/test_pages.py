@@ -139,11 +139,16 @@ def a_filequeue(typed: Typed, block: Block) -> None:
             files.add([["downsampling", "downsample"], [[n, n, n]], {"mip": 2}, -1])
 
 
-def a_slurm_that_runs(typed: Typed, block: Block) -> None:
-    """docs/weeks.md submits jobs, which are executed here."""
+def a_slurm(typed: Typed, block: Block) -> None:
+    """Have jobs executed here that a page submits."""
     for name, text in running_slurm.commands(f"{typed.home}/jobs").items():
         if not (typed.home / name).exists():
             typed.file(name, text)
+
+
+def a_slurm_that_runs(typed: Typed, block: Block) -> None:
+    """docs/weeks.md submits jobs, which are executed here."""
+    a_slurm(typed, block)
     if "held" not in typed.names:
         typed.names["held"] = os.open(typed.home / "held", os.O_CREAT | os.O_RDWR)
         fcntl.flock(typed.names["held"], fcntl.LOCK_EX)
@@ -225,7 +230,7 @@ PLANS = {
     "docs/order.md": Plan(
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
     ),
-    "docs/executor.md": Plan(files={"tiles.py": TILES_PY}),
+    "docs/executor.md": Plan(files={"tiles.py": TILES_PY}, before=a_slurm),
     "docs/joblib.md": Plan(
         elsewhere={
             "fsqueue run /scratch/me/fits --load": "tests/executor/test_science.py",
@@ -354,7 +359,7 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         factored = [int(line.partition(":")[0]) for line in (tmp_path / "factors").read_text().splitlines()]
         assert sorted(factored) == [*range(1, 21)]
         assert Queue(tmp_path / "scratch/tiles").status().dead == 0
-    if page == "docs/weeks.md":
+    if page in ("docs/weeks.md", "docs/executor.md"):
         until(lambda: running_slurm.have_ended(tmp_path / "jobs"), "the end of all jobs")
     if page == "docs/functions.md":
         queue = Queue(tmp_path / "scratch/tiles")
