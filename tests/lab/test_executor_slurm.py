@@ -21,8 +21,9 @@ from tests.lab.conftest import needs
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 TILES = """
-import pathlib, time
+import pathlib
 import fsqueue
+from tests.waiting import until
 
 @fsqueue.task
 def square(number):
@@ -31,14 +32,14 @@ def square(number):
 @fsqueue.task
 def wait_for(path):
     pathlib.Path(path + ".begun").touch()
-    while not pathlib.Path(path).exists():
-        time.sleep(0.1)
+    until(pathlib.Path(path).exists, "the file")
     return "waited"
 """
 DRIVER = """
-import sys, time
+import sys
 import fsqueue, tiles
 from fsqueue.cluster.slurm import SLURM
+from tests.waiting import until
 
 what, path = sys.argv[1:]
 options = {"jobs": 3, "time": "0:05:00", "check_s": 2}
@@ -49,8 +50,7 @@ if what == "refused":
 with fsqueue.Executor(fsqueue.Queue.create(path), slurm=options) as executor:
     if what == "twice":
         print(sum(executor.map(tiles.square, range(300))), flush=True)
-        while not SLURM.is_over(executor._jobs._job):
-            time.sleep(0.5)
+        until(lambda: SLURM.is_over(executor._jobs._job), "the end of the jobs")
         print(sum(executor.map(tiles.square, range(3))), flush=True)
     elif what == "refused":
         print(executor.submit(tiles.square, 3).exception(), flush=True)
@@ -58,8 +58,7 @@ with fsqueue.Executor(fsqueue.Queue.create(path), slurm=options) as executor:
         futures = [executor.submit(tiles.wait_for, path + "-go") for _ in range(5)]
         print("begun", flush=True)
         if what == "held":
-            while executor._jobs._job is None:
-                time.sleep(0.1)
+            until(lambda: executor._jobs._job, "the job")
             print(executor._jobs._job, flush=True)
             executor.shutdown(cancel_futures=True)
             print(all(future.cancelled() for future in futures), flush=True)
