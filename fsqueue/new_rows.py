@@ -8,14 +8,14 @@ Steps and what a crash leaves are those of an insert with a key (docs/design.md,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from fsqueue.errors import FsqueueError, InvalidTask, from_os_error
 from fsqueue.format import task_file, versions
-from fsqueue.format.models import Task
+from fsqueue.format.models import Task, TaskRef
 from fsqueue.format.versions import RowVersion
 from fsqueue.interruptions import let_out
 from fsqueue.protocol.encoding import EncodedTask, task_at
@@ -93,22 +93,31 @@ class NewRows:
             )
         return versions.key_of(value, content)
 
-    def take(self, task: EncodedTask) -> bool:
-        """Insert a row if it is new or changed. Return whether it is in the queue now as a new task.
+    def take(self, rows: Sequence[EncodedTask], count: Callable[[bool], None]) -> None:
+        """Insert those of some rows that are new or changed. Tell `count` of each row, in their order, whether it is in
+        the queue now as a new task.
 
         A row whose key had a task that has ended is postponed: whether the task was completed is read first.
         """
         if self._newest is None or self._store.clock.monotonic() > self._read_at + READ_AGAIN_S:
             self._read()
-        if self._is_known(task):
-            return False
-        try:
-            return self._keyed.insert(task, ended=()).inserted
-        except TaskEnded as found:
-            self._postponed.append((task, found.insert))
+        told = 0  # of how many rows `count` was told
+
+        def note(task: EncodedTask, found: TaskRef | TaskEnded) -> None:
+            nonlocal told
+            while rows[told] is not task:  # known ones, which were left out
+                count(False)
+                told += 1
+            if isinstance(found, TaskEnded):
+                self._postponed.append((task, found.insert))
+            count(isinstance(found, TaskRef) and found.inserted)
+            told += 1
+
+        self._keyed.insert_all([row for row in rows if not self._is_known(row)], note, ended=())
+        for _ in rows[told:]:
+            count(False)
         if len(self._postponed) >= POSTPONED_MAX:
             self._insert_postponed()
-        return False
 
     def finish(self, new: int) -> int:
         """Insert the rows that were postponed. Return how many of this call are new; `new`: those that were not

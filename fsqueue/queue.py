@@ -77,7 +77,16 @@ from fsqueue.poll import (
     result_of,
     wait,
 )
-from fsqueue.protocol import encoding, fast_path, insert_errors, insertion, losses, transitions, waiting
+from fsqueue.protocol import (
+    encoding,
+    fast_path,
+    insert_errors,
+    insertion,
+    keyed_inserts,
+    losses,
+    transitions,
+    waiting,
+)
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.shares import Shares
@@ -397,9 +406,10 @@ class Queue(Maintenance):
 
         Up to 256 tasks (on a network mount: 32) that take up to 256 KiB are appended to a batch at once, for the price
         of one `insert`. More become files: of about 256 tasks or more, on a network mount of 32 or more. What a slow
-        stream has brought is in the queue after a second. Tasks with keys are inserted one at a time, in the order of
-        the stream, each after all that came before it. Those whose key is taken are neither inserted nor counted. For
-        more than 100,000 keys, a `commit` is the better choice.
+        stream has brought is in the queue after a second. Tasks with keys are inserted in the order of the stream,
+        after all that came before them: those that come fast up to 128 at once (on a network mount: 32), others one at
+        a time. Those whose key is taken are neither inserted nor counted. For more than 100,000 keys, a `commit` is the
+        better choice.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; small streams make files, too, then.
         It applies only to tasks without keys. `total`: how many tasks there will be about, if known, so that batches
@@ -463,17 +473,27 @@ class Queue(Maintenance):
             raise
         return rows.finish(new)
 
-    def _insert_keyed(self, task: encoding.EncodedTask) -> bool:
-        return self._keyed.insert(task).inserted
+    def _insert_keyed(self, tasks: Sequence[encoding.EncodedTask], count: Callable[[bool], None]) -> None:
+        def note(task: encoding.EncodedTask, found: keyed_inserts.Outcome) -> None:
+            assert isinstance(found, TaskRef), "how a task has ended was not asked for"
+            count(found.inserted)
 
-    def _insert_noted(self, ids: insertion.InsertedIds, task: encoding.EncodedTask) -> bool:
-        """Insert a task with a key, and note its id, or that of the task which has the key."""
-        found = self._keyed.insert(task)
-        assert task.place is not None, "it is one of many"
-        ids.put(found.id, task.place)
-        if not found.inserted:
-            ids.taken.add(task.place)
-        return found.inserted
+        self._keyed.insert_all(tasks, note)
+
+    def _insert_noted(
+        self, ids: insertion.InsertedIds, tasks: Sequence[encoding.EncodedTask], count: Callable[[bool], None]
+    ) -> None:
+        """Insert tasks with keys, and note their ids, or those of the tasks which have the keys."""
+
+        def note(task: encoding.EncodedTask, found: keyed_inserts.Outcome) -> None:
+            assert task.place is not None, "it is one of many"
+            assert isinstance(found, TaskRef), "how a task has ended was not asked for"
+            ids.put(found.id, task.place)
+            if not found.inserted:
+                ids.taken.add(task.place)
+            count(found.inserted)
+
+        self._keyed.insert_all(tasks, note)
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: many writers on many hosts stage, one publishes; all of it appears together, once.

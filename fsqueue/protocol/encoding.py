@@ -150,17 +150,30 @@ def encode(task: Task, bytes_max: int, index: int | None = None, default: When =
     return EncodedTask(line, when, priority, rank_of(priority), key, index)
 
 
-InsertKeyed = Callable[[EncodedTask], bool]
-"""Insert a task that has a key. Return whether it is new."""
+InsertKeyed = Callable[[Sequence[EncodedTask], Callable[[bool], None]], None]
+"""Insert tasks that have keys, in their order. Call the second argument for each as soon as it is dealt with, and say
+whether it is new. After an error the others are not in the queue, as far as the error tells."""
 
 
 class TaskStream:
     """A caller's tasks, read in stretches. A stretch ends before a task with a key that follows others."""
 
-    def __init__(self, tasks: Iterable[Any], insert_keyed: Callable[[EncodedTask], None] | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Any],
+        insert_keyed: Callable[[Sequence[EncodedTask]], None] | None = None,
+        keyed_max: int = 1,
+        monotonic: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
         self.insert_keyed = insert_keyed
-        """Insert a task with a key: called for those at the beginning of a stretch. None: tasks may have no keys."""
+        """Insert tasks with keys: called for those at the beginning of a stretch. None: tasks may have no keys."""
+        self.held: list[EncodedTask] = []
+        """Tasks with keys that have come, and are not inserted yet. All tasks before them are in the queue."""
+        self._held_size = 0
+        self._keyed_max = keyed_max
+        self._held_max = keyed_max if isinstance(tasks, (list, tuple)) else 1
+        self._monotonic, self._began = monotonic, monotonic()
         self.keyed: EncodedTask | None = None
         """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
         self.number = 0
@@ -171,6 +184,23 @@ class TaskStream:
         """The index in the call of the first task of the next stretch."""
         self.kinds: set[tuple[When, bool]] = set()
         """Kinds of tasks that went into batches in this stretch: available when, and whether with a priority."""
+
+    def hold(self, task: EncodedTask) -> None:
+        """Hold a task with a key until as many have come as are inserted at once: fewer, the slower they come."""
+        assert task.key is not None, "tasks without keys go into batches"
+        self.held.append(task)
+        self._held_size += len(task.line)
+        if len(self.held) >= self._held_max or self._held_size >= RUN_BYTES_MAX:
+            is_slow = self._monotonic() - self._began >= RUN_S
+            self._held_max = max(1, self._held_max // 2) if is_slow else min(2 * self._held_max, self._keyed_max)
+            self.insert_held()
+
+    def insert_held(self) -> None:
+        """Insert the tasks that are held."""
+        tasks, self.held, self._held_size = self.held, [], 0
+        if tasks and self.insert_keyed is not None:
+            self.insert_keyed(tasks)
+        self._began = self._monotonic()
 
     @property
     def is_in_order(self) -> bool:
@@ -220,8 +250,8 @@ def _runs(
                     if stream.insert_keyed is None:
                         raise InvalidTask(NO_KEYS.format(task_at(index)), index)
                     keyed = encode(task, bytes_max, index, default)
-                    if is_begin and not lines:  # nothing that came before it waits
-                        stream.insert_keyed(keyed)
+                    if is_begin and not lines:  # nothing without a key that came before it waits
+                        stream.hold(keyed)
                         place = index + 1
                         continue
                     stream.keyed, stream.next_place = keyed, index + 1
@@ -240,6 +270,8 @@ def _runs(
                         given.append(priority)
             else:
                 at, line = default, encode_task(item, bytes_max, index)
+            if stream.held:
+                stream.insert_held()  # they came before this one
             if at is not when and at != when:
                 if lines:
                     yield Run(when, lines, size, None, place)
@@ -257,6 +289,8 @@ def _runs(
     except Exception as error:
         let_out(error)  # it may have come between a line and its size
         broken = error
+    if stream.held:  # then there are no lines
+        stream.insert_held()
     if lines:
         yield Run(when, lines, size, given, place)
     if broken is not None:

@@ -33,6 +33,7 @@ from fsqueue.protocol.encoding import (
 )
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.insert_retries import TRIES, is_overtaken
+from fsqueue.protocol.keyed_inserts import together_max
 from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
@@ -62,22 +63,24 @@ def insert_many(
 ) -> int:
     """Insert a stream of payloads or Tasks. Return how many are new.
 
-    Tasks that are too few for task files go to `inserter`, if that is given (see `_parts`). A task with a key goes to
-    `insert_keyed`, once all tasks that came before it in the stream are in the queue. `ids` gets the ids of all others.
+    Tasks that are too few for task files go to `inserter`, if that is given (see `_parts`). Tasks with keys go to
+    `insert_keyed`, once all tasks that came before them in the stream are in the queue. `ids` gets the ids of all
+    others.
 
     After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
     `new`, and how to go on.
     """
     done, default = _Done(), default_when(delay_s)
 
-    def insert_next(task: EncodedTask) -> None:
+    def insert_held(tasks: Sequence[EncodedTask]) -> None:
         assert insert_keyed is not None
         done.begin_stretch()
         done.is_at_key = True
-        done.count_keyed(insert_keyed(task))
+        insert_keyed(tasks, done.count_keyed)
         done.is_at_key = False
 
-    stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
+    keyed = None if insert_keyed is None else insert_held
+    stream = TaskStream(tasks, keyed, together_max(store), store.clock.monotonic)
     stream.keeps_places = ids is not None
     try:
         while True:
@@ -95,7 +98,7 @@ def insert_many(
                     done.end_group(sum(encoded.tasks for encoded in part))
             if stream.keyed is None:
                 return done.new
-            insert_next(stream.keyed)
+            stream.hold(stream.keyed)
     except InvalidTask as error:  # all tasks before the invalid one are inserted
         error.inserted, error.new = done.handled, done.new
         raise
@@ -240,7 +243,7 @@ class _Done:
     def take_in(self, error: AppendFailed | FsqueueError | OSError) -> None:
         """Count the tasks that are in the queue as an error says: those of a failed append, or the task with a key."""
         if isinstance(error, AppendFailed):
-            self.in_stretch += error.new
+            self.in_stretch += 0 if self.is_at_key else error.new  # those with keys are counted
             self.failed = error
         elif self.is_at_key and isinstance(error, FsqueueError):
             self.keyed += error.inserted or 0

@@ -52,11 +52,11 @@ ADOPT_MAX = 8
 SPREAD = 16
 """Number of shards over which a process spreads its open batches: workers share the work, few directories are made."""
 
-Announce = Callable[[Layout, Batch, str], None]
-"""Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
-
 Pending = list[tuple[str, EncodedTask]]
 """Tasks to append, each with the id of its record."""
+
+Announce = Callable[[Layout, Batch, Pending], None]
+"""Called before records are appended to a batch: with the generation, the batch, and the tasks."""
 
 
 class _Appended(NamedTuple):
@@ -155,12 +155,13 @@ class SingleInserter:
             raise failed.of_one(self.store) from failed.__cause__
         return names.task_id(batch, index)
 
-    def insert_all(self, tasks: Sequence[EncodedTask]) -> tuple[Batch, Sequence[int]]:
+    def insert_all(self, tasks: Sequence[EncodedTask], announce: Announce | None = None) -> tuple[Batch, Sequence[int]]:
         """Insert tasks, durably, by one append to one batch. Return the batch, and their indices in it.
 
-        AppendFailed tells how many of the first ones are in the queue. After any other error none is.
+        AppendFailed tells how many of the first ones are in the queue. After any other error none is: one of
+        `announce`, too.
         """
-        batch, first = self._insert(tasks)
+        batch, first = self._insert(tasks, announce)
         return batch, self._scattered.pop((batch, first), range(first, first + len(tasks)))
 
     def insert_together(self, tasks: Sequence[EncodedTask]) -> tuple[Batch, int, list[int]]:
@@ -179,8 +180,7 @@ class SingleInserter:
     ) -> tuple[Batch, int]:
         """Insert tasks, durably. Return their batch, and the index of the first one.
 
-        `announce` is told of the record of a single task before each try. `together`: all or none; it gets their
-        versions.
+        `announce` is told of the records before each try. `together`: all or none; it gets their versions.
         """
         store = self.store
         store.refresh()
@@ -192,7 +192,7 @@ class SingleInserter:
         for batch in self._batches(rank):
             layout, index = store.layout, None
             if announce is not None:
-                announce(layout, batch, pending[0][0])
+                announce(layout, batch, pending)
             try:
                 index = self._insert_into(batch, pending, rank, together)
             except (BatchBusy, LockTimeout):
@@ -504,7 +504,7 @@ class SingleInserter:
         pending = [(store.entropy.hex16(), task) for task in tasks]
         for batch in self._batches(rank):
             if announce is not None:
-                announce(store.layout, batch, pending[0][0])
+                announce(store.layout, batch, pending)
             try:
                 with LockedBatch(store, batch, BUSY_WAIT_S, create=True) as locked:
                     if self._takes_now(locked, batch == self._known_batch, pending) and (

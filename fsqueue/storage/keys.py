@@ -7,14 +7,15 @@ removes them with the directory of their key epoch.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import keys, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, Layout
@@ -135,6 +136,62 @@ def locked(
     path, kind = layout.key(names.key_digest(key), epochs.present), partial(KeyFile, store, layout, epochs, key)
     how = journals.MADE, journals.ANEW  # upkeep, or another inserter, may have removed it just before it was locked
     return journals.locked(kind, store.fs, store.clock, store.entropy, path, wait_s, *how)
+
+
+class LockedKeys:
+    """Open and lock the files of several keys, and close them at the end of a `with` block. No lock is waited for: a
+    process that waits for a key has no other one locked.
+    """
+
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self._store, self._layout, self._epochs = store, layout, store.queue_state.key_epochs
+        self._sections: dict[KeyFile, resources.Closing] = {}
+
+    def __enter__(self) -> LockedKeys:
+        return self
+
+    def __exit__(self, kind: object, error: object, at: object) -> None:
+        while self._sections:
+            self.let_go(next(reversed(self._sections)))
+
+    def lock(self, key: str) -> KeyFile:
+        """Open the file of a key, making it, and lock it. LockTimeout if another process has it locked; OSError."""
+        store, layout, fs = self._store, self._layout, self._store.fs
+        path = layout.key(names.key_digest(key), self._epochs.present)
+        section = fs.unlocking(fs.open_append(path))
+        file = KeyFile(store, layout, self._epochs, key, fs, path, section.__enter__())
+        self._sections[file] = section
+        file.take_lock(store.clock, store.entropy, 0.0, one_name=True)
+        if not file.is_in_place():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return file
+
+    def let_go(self, file: KeyFile) -> None:
+        """Unlock and close one of the files."""
+        self._sections.pop(file).__exit__(None, None, None)
+
+
+def add_all(store: Store, claims: Sequence[tuple[KeyFile, KeyClaim]]) -> None:
+    """Append a claim to each of several files, all locked, and sync all claims and the files' names. OSError or
+    StorageError: as of `KeyFile.add`.
+
+    Names are synced before any claim is written: a file with content has a durable name. Then all claims are written
+    before the first one is synced, so that a journaling filesystem writes them together.
+    """
+    fs = store.fs
+    if fs.shared or not store.sync_inserts:
+        for file, claim in claims:
+            file.add(claim)
+        return
+    empty = [file for file, _ in claims if not file.length()]
+    directories = dict.fromkeys(os.path.dirname(file.path) for file in empty)
+    fs.at_once([partial(store.names.sync, directory) for directory in directories])
+    for file, claim in claims:
+        file.append(keys.encode(claim))
+    for file, _ in claims:
+        fs.drop_cached(file.fd)  # begins to write it, and does not wait
+    for file, _ in claims:
+        fs.fsync(file.fd)
 
 
 def locked_existing(

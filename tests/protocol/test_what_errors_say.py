@@ -126,6 +126,9 @@ VERBS = {
     "insert_many, groups": Verb(list(range(150)), lambda q: q.insert_many(range(150), batch_tasks=1)),
     "insert_many, priorities": Verb(list(range(20)), lambda q: q.insert_many(map(urgent, range(20)), batch_tasks=5)),
     "insert_many, keys": Verb(
+        [1, 2, 3], lambda q: q.insert_many(iter([Task(1, key="a"), Task(2, key="b"), Task(3, key="c")]))
+    ),
+    "insert_many, keys at once": Verb(
         [1, 2, 3], lambda q: q.insert_many([Task(1, key="a"), Task(2, key="b"), Task(3, key="c")])
     ),
     "insert_many, some keys": Verb([1, 2, 3, 4], lambda q: q.insert_many([1, 2, Task(3, key="c"), 4])),
@@ -276,6 +279,10 @@ ROWS = [
         "Some of the tasks may be in the queue. The call may be repeated: it inserts no task whose key is taken."),
     Row("insert_many, keys", "fsync", "/movements/", 2, errno.EIO,
         "The first task of this call is in the queue, and some of those that came next may be. The call may be"),
+    Row("insert_many, keys at once", "write", "/keys/", 2, errno.EIO, "The call may be repeated: it inserts no task"),
+    Row("insert_many, keys at once", "fsync", "/keys/", 2, errno.EIO, "The call may be repeated: it inserts no task"),
+    Row("insert_many, keys at once", "fsync", "/movements/", 1, errno.EIO,
+        "Some of the tasks may be in the queue. The call may be repeated: it inserts no task whose key is taken."),
     Row("insert_many, some keys", "fsync", "/movements/", 1, errno.EIO,
         "Some of the tasks may be in the queue; repeating the call would insert those again."),
     Row("insert_many, some keys", "fsync", "/movements/", 2, errno.EIO,

@@ -288,7 +288,7 @@ ACTS: dict[str, Act] = {
         retry_completed,
         purge_dead, gc, purge, delete, create, attach, look, wait, close, idle, trickle, insert_ranked,
         insert_few, insert_few_ranked, insert_many_ranked, consume_ranked, keyed_acts.insert_keyed,
-        keyed_acts.insert_many_keyed, fsck,
+        keyed_acts.insert_many_keyed, keyed_acts.insert_keyed_together, fsck,
     )
 } | commit_acts.ACTS | group_acts.ACTS | update_acts.ACTS | relays.ACTS | fork_acts.ACTS | limits.ACTS  # fmt: skip
 ACTS |= barrier_acts.ACTS

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
 KEYS = ("k0", "k1")
+MANY_KEYS = (*KEYS, "k2", "k3", "k4")
 FREE_MIN = "upkeep.key_files:FREE_MIN"
 ACT, ACT_OF_MANY = "insert_keyed", "insert_many_keyed"
 
@@ -40,6 +41,17 @@ def insert_many_keyed(story: Story, actor: Actor) -> None:
     ]
     batch_tasks = rng.choice((None, 1, 2))
     actor.do(ACT_OF_MANY, lambda q: q.insert_many(tasks, batch_tasks=batch_tasks), payloads=payloads, keys=keys)
+    story.history.wrong += two_living(story)
+
+
+def insert_keyed_together(story: Story, actor: Actor) -> None:
+    """Insert tasks with keys in one call, so many that some are inserted together: most have keys of their own."""
+    rng = story.rng
+    payloads = story.fresh(rng.randint(2, 5))
+    drawn = rng.sample(MANY_KEYS, len(payloads))
+    keys = {payload: rng.choice((key, key, key, KEYS[0])) for payload, key in zip(payloads, drawn, strict=True)}
+    tasks = [Task(payload, key=keys[payload], priority=story.priority(payload)) for payload in payloads]
+    actor.do(ACT_OF_MANY, lambda q: q.insert_many(tasks), payloads=payloads, keys=keys)
     story.history.wrong += two_living(story)
 
 

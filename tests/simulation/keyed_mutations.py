@@ -14,7 +14,7 @@ MUTATIONS = [
                 "SingleInserter._insert",
                 """
                 if announce is not None:
-                    announce(layout, batch, pending[0][0])
+                    announce(layout, batch, pending)
                 """,
                 "",
             ),
@@ -24,7 +24,7 @@ MUTATIONS = [
                 """
                 index = self._insert_into(batch, pending, rank, together)
                 if announce is not None and index is not None:
-                    announce(layout, batch, pending[0][0])
+                    announce(layout, batch, pending)
                 """,
             ),
         ),
@@ -52,9 +52,9 @@ MUTATIONS = [
                 "if True: ...",
             ),
             (
-                "Claims._in_open_log",
-                "return index, 0 if index is None else locked.replay_state.places[index] + 1, log.end",
-                "return index, 0 if index is None else log.end, log.end",
+                "Claims._find_in_open_log",
+                "found[identity] = index, 0 if index is None else locked.replay_state.places[index] + 1",
+                "found[identity] = index, 0 if index is None else 1 << 62",
             ),
         ),
     ),
@@ -189,6 +189,64 @@ MUTATIONS = [
             ),
         ),
         first=1000,
+    ),
+    # -- several keys together -------------------------------------------------------------------------
+    Mutation(
+        "the files of several keys are let go before the records are there",
+        "another process finds claims without records, and takes the keys: two tasks live",
+        "keyed-together",
+        (
+            (
+                "KeyedInserter._insert_together",
+                "batch, indices = self._single.insert_all(new, self._announcing_all(files))",
+                """
+                for file in files:
+                    self.store.fs.unlock(file.fd)
+                batch, indices = self._single.insert_all(new, self._announcing_all(files))
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "the lines of several keys are not synced",
+        "a power loss takes one, and keeps the task",
+        "keyed-together-power",
+        (("keys.add_all", "fs.fsync(file.fd)", "pass"),),
+    ),
+    Mutation(
+        "the names of the files of several keys are not synced",
+        "a power loss takes one, and keeps the task",
+        "keyed-together-power",
+        (
+            (
+                "keys.add_all",
+                "fs.at_once([partial(store.names.sync, directory) for directory in directories])",
+                "",
+            ),
+        ),
+    ),
+    Mutation(
+        "an inserter of several goes on after a purge with the keys of the generation before",
+        "another inserts with one of them in the new generation: two tasks live",
+        "keyed-together-purge",
+        (
+            (
+                "KeyedInserter._announcing_all",
+                "if layout.generation != files[0].layout.generation: ...",
+                "if False: ...",
+            ),
+            (
+                "KeyedInserter._announcing_all",
+                "if not all(file.epochs == files[0].epochs for file in files) or not files[0].is_current(): ...",
+                "if False: ...",
+            ),
+        ),
+    ),
+    Mutation(
+        "an inserter of several takes the key of a claim without a record on a network mount",
+        "the record comes late: two tasks live",
+        "keyed-together-cut",
+        (("Claims.all_living", "if not (store.fs.shared or claim.shared): ...", "if True: ..."),),
     ),
     # -- keys and priorities together ----------------------------------------------------------------
     Mutation(

@@ -32,6 +32,12 @@ RANKED = {
 }  # fmt: skip
 """Keys and priorities together: in single inserts, and several in one call."""
 RANKED_PURGES = {"insert_keyed": 4.0, "insert_many_keyed": 2.0, "consume_ranked": 2.0, "purge": 1.5}
+TOGETHER = {
+    "insert_keyed_together": 6.0, "insert_keyed": 3.0, "insert": 0.5, "consume": 6.0, "gc": 0.5, "cancel": 0.3, "retry_dead": 0.2,
+    "release_all": 0.1,
+}  # fmt: skip
+"""Several tasks with keys are inserted together, beside others."""
+TOGETHER_PURGES = {"insert_keyed_together": 4.0, "insert_keyed": 2.0, "consume": 2.0, "purge": 1.5}
 LARGE = (("protocol.single_inserts:TASK_BYTES_MAX", 46),)
 """Tasks with a key and a priority that is not short are refused. Others with a priority have a file of their own."""
 
@@ -63,6 +69,19 @@ SCENARIOS = {
         Scenario("keyed-unclean", shared=False, hosts=1, actions=RANKED, faults=("broken", "broken", "unclean"), settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-fork", shared=False, hosts=1, actions=RANKED, faults=("fork", "fork", "error"), settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-interrupt", shared=False, hosts=1, actions=WORK, faults=("interrupt", "interrupt", "delay"), settings=MANY, tasks_before=0),
+        Scenario("keyed-together", shared=False, hosts=1, actions=TOGETHER, faults=("kill", "delay", "error", "after", "stop"), limits=SHORTLY, settings=MANY, tasks_before=1),
+        Scenario("keyed-together-calm", shared=False, hosts=1, actions=TOGETHER, workers=4, settings=MANY, tasks_before=0),
+        Scenario("keyed-together-nfs", actions=TOGETHER, faults=("kill", "delay", "cut", "cut", "reply", "stop"), limits=SHORTLY, settings=MANY, tasks_before=0, **NFS),
+        Scenario("keyed-together-cut", actions=TOGETHER, faults=("cut", "cut", "cut", "delay"), settings=MANY, tasks_before=0, faults_most=5),
+        Scenario("keyed-together-away", actions=TOGETHER | {"gc": 4.0}, faults=("away", "away", "nap", "kill"), limits=SHORTLY, settings=MANY, tasks_before=0),
+        Scenario("keyed-together-power", shared=False, hosts=1, actions=TOGETHER, faults=("power", "kill"), lossy=True, settings={"batch_tasks_max": 4, "shards": 2, "durability": "default"}, tasks_before=0),
+        Scenario("keyed-together-purge", actions=TOGETHER_PURGES, faults=("delay", "kill"), stale=0.4, settings=MANY, tasks_before=0),
+        Scenario("keyed-together-gc", shared=False, hosts=1, actions=TOGETHER | {"gc": 4.0}, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE, *FEW_LINES), settings=MANY, tasks_before=0),
+        Scenario("keyed-together-epochs", actions=TOGETHER | {"gc": 4.0}, faults=("cut", "kill", "delay", "delay", "stop"), limits=(*SHORTLY, *EPOCHS), settings=MANY, tasks_before=0, faults_most=8),
+        Scenario("keyed-together-full", shared=False, hosts=1, actions=TOGETHER, faults=("full", "full", "kill"), settings=MANY, tasks_before=0),
+        Scenario("keyed-together-fork", shared=False, hosts=1, actions=TOGETHER, faults=("fork", "fork", "error"), settings=MANY, tasks_before=0),
+        Scenario("keyed-together-interrupt", shared=False, hosts=1, actions=TOGETHER, faults=("interrupt", "interrupt", "delay"), settings=MANY, tasks_before=0),
+        Scenario("keyed-together-unclean", shared=False, hosts=1, actions=TOGETHER, faults=("broken", "broken", "unclean"), settings=MANY, tasks_before=0),
     )
 }  # fmt: skip
 """By name."""
