@@ -44,6 +44,11 @@ def _give(fd: int, holder: os.stat_result) -> bool:
     return os.fstat(fd).st_uid == holder.st_uid
 
 
+def _is_empty_file(found: os.stat_result) -> bool:
+    """Return whether this is the status of a regular file of one name, without content."""
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not found.st_size
+
+
 class Filesystem(Rooted):
     """The system calls that fsqueue uses below `root`, on a local or a shared filesystem.
 
@@ -313,14 +318,28 @@ class Filesystem(Rooted):
 
     def make_file_for_owner(self, path: str) -> None:
         """Make an empty file below the root, unless there is one. What root makes in a directory of another user, it
-        gives to that user. FileNotFoundError without its directory; NotGiven, with nothing left.
+        gives to that user. It also gives an empty file of root's that it finds: its maker may have died before that.
+
+        FileNotFoundError without its directory; NotGiven, with nothing left. Other errors as of `look`, if something
+        else has the name.
         """
         if os.geteuid() != 0:
             return self.close(self.look(path, os.O_RDWR | os.O_CREAT))
-        # What was there already is not given away: a neighbour may have put another file of root's here.
-        with suppress(FileExistsError), self.closing(self.create(path)) as fd, self._holder(path) as (within, name):
+        try:
+            fd, was_there = self.create(path), False
+        except FileExistsError:
+            fd, was_there = self.look(path), True
+        with self.closing(fd), self._holder(path) as (within, name):
+            # One that was there is given only if it can be what root has left when it died before giving it: a
+            # neighbour may have put another file of root's here, as a second name or by moving it.
+            found = os.fstat(fd)
+            if was_there and not (_is_empty_file(found) and found.st_uid == 0):
+                return None
+            if was_there and self._is_group_shared:
+                self._share(fd, found)
             if not _give(fd, os.fstat(within)):
-                os.unlink(name, dir_fd=within)
+                if not was_there:
+                    os.unlink(name, dir_fd=within)
                 raise NotGiven(path)
         return None
 
