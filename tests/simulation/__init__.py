@@ -22,6 +22,8 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `relays` | two queues that feed each other, and the judgement of what is asked of both |
 | `moves` | a move between two queues: each fault at calls of the mover, and what others do meanwhile |
+| `slurm` | a Slurm in memory: its commands as processes call them, and its jobs |
+| `campaigns`, `struck_campaigns` | jobs that submit their successors, and the judgement; each fault at each call of one of them |
 | `group_acts` | queues of a group, which come into being in the story, and the judgement of the group |
 | `update_acts` | atomic updates over queues of a group, with keys, cancellations and new payloads, and looks at them |
 | `update_judge`, `precedence` | the judgement of updates; whether there is an order in which all could happen |
@@ -39,7 +41,9 @@ that are killed at a call, in the middle of a write, interrupted by Ctrl-C, or s
 forked inside a critical section, and have its files open, and its locks, from then on; streams of payloads that fork;
 loops that fork, with which parent and child go on; clients that are cut off or away for days, lose their locks and go
 on; cleaners that remove empty directories; limits of the package that are small; a power loss that keeps any subset of
-the directory operations that were not synced, both names of a renaming, and any part of the data that was not.
+the directory operations that were not synced, both names of a renaming, and any part of the data that was not; jobs of Slurm
+that die, are requeued, cancelled or out of time at any call; commands of Slurm that are refused, do not answer, or are
+done although their answers are lost, at once or later.
 
 **Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after
 the insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; what an
@@ -47,10 +51,11 @@ error says of the queue, in numbers and in words, is what came into it; no verb 
 nothing is there twice; "empty", "drained" and the numbers are true, of two queues that feed each other, too; names
 promise nothing too late where nothing went wrong, and nothing less urgent than what is there; nothing is leased beyond
 a bound, and a worker that is alone keeps the order exactly; what was synced before it was reported has outlived a
-power loss; upkeep leaves nothing, and what fsck finds it mends.
+power loss; of jobs that replace themselves no more run than were asked for, none has two successors, none that works has
+none, and all end when the work does; upkeep leaves nothing, and what fsck finds it mends.
 
 **Not modelled.** Threads that share one queue object, forks between two instructions of a verb after which parent and
-child both go on, `Worker` and the command line (other tests have them); mmap; writes of one client torn among those of
+child both go on, `Worker` and the command line (other tests have them; of it the first step of a job is here); mmap; writes of one client torn among those of
 another within a lock; a file server that loses what it said was stable; a lock lost without the client's later fsync
 failing.
 """

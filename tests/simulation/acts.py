@@ -9,6 +9,7 @@ from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
 from tests.simulation import (
     barrier_acts,
+    campaigns,
     commit_acts,
     fork_acts,
     group_acts,
@@ -291,7 +292,7 @@ ACTS: dict[str, Act] = {
         keyed_acts.insert_many_keyed, keyed_acts.insert_keyed_together, fsck,
     )
 } | commit_acts.ACTS | group_acts.ACTS | update_acts.ACTS | relays.ACTS | fork_acts.ACTS | limits.ACTS  # fmt: skip
-ACTS |= barrier_acts.ACTS
+ACTS |= barrier_acts.ACTS | campaigns.ACTS
 
 
 def cast(story: Story) -> list[Act]:

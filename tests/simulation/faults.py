@@ -12,6 +12,7 @@ from tests.simulation.disk import Directory, File, Lost
 from tests.simulation.handles import Crash, Opened
 from tests.simulation.kernel import INTERRUPTED, Process
 from tests.simulation.nfs import Client, NfsProcess
+from tests.simulation.slurm import CALLS, TROUBLES
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -27,6 +28,8 @@ DECISIVE = NAMES | WRITES | {"fsync"}
 CLEAN_UP_ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES)
 CLOSE_ERRORS = (errno.EIO, errno.EINTR, errno.ENOSPC, errno.EDQUOT)
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
+NO_ERRORS = frozenset({"close", "unlock", "scandir", *CALLS})
+"""Calls that get no error of a disk."""
 GROUP = "/group"
 """Where the queues are."""
 QUEUE = "/group/q"
@@ -62,6 +65,7 @@ def kill(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bo
             torn(story, process, opened, file, args[1], cut)
             process.put_data(opened, file, len(process.content(opened, file)), args[1][:cut])
     story.world.fault(f"{process.name} is killed at {name}")
+    story.slurm.killed.add(process.name)
     process.kill()
     raise Crash
 
@@ -100,7 +104,7 @@ def lost_reply(story: Story, process: Process, name: str, args: tuple[Any, ...])
 
 def error_after(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """It happens, and an error is reported."""
-    if name in ("close", "unlock", "scandir"):
+    if name in NO_ERRORS:
         return False
     process.answer = story.world.rng.choice((errno.EIO, errno.EINTR))
     story.world.fault(f"{process.name} gets {errno.errorcode[process.answer]} from {name} that was done")
@@ -109,7 +113,7 @@ def error_after(story: Story, process: Process, name: str, args: tuple[Any, ...]
 
 def error(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """It does not happen, and an error is reported."""
-    if name in ("close", "unlock", "scandir"):
+    if name in NO_ERRORS:
         return False
     code = story.world.rng.choice(ANY_ERROR)
     story.world.fault(f"{process.name} gets {errno.errorcode[code]} from {name} that was not done")
@@ -363,7 +367,33 @@ def clock_step(story: Story, process: Process, name: str, args: tuple[Any, ...])
     return True
 
 
+def trouble(how: str) -> Act:
+    """Return what lets a command of Slurm go wrong, now and then some times in a row: see `slurm.TROUBLES`."""
+
+    def act(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+        if name != TROUBLES[how]:
+            return False
+        times = story.world.rng.choice((1, 1, 2, 9))
+        story.slurm.troubles.setdefault(name, []).extend([how] * times)
+        story.world.fault(f"{name} of {process.name} is {how}, and so are {times - 1} more calls")
+        return True
+
+    return act
+
+
+def requeue(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """Slurm ends the job that the process is of, and lets it begin anew."""
+    job = story.slurm.job_of(process)
+    if job is None or job.state != "runs":
+        return False
+    story.world.fault(f"job {job.number} is requeued before {name} of {process.name}")
+    story.slurm.requeue(job)
+    raise Crash
+
+
 FAULTS: dict[str, Act] = {
+    **{how: trouble(how) for how in TROUBLES},
+    "requeue": requeue,
     "kill": kill,
     "decided": kill_decided,
     "power": kill_all,

@@ -76,6 +76,7 @@ class Process:
         self.answer: int | None = None
         """The error that the next call is to answer after it has happened."""
         self.fds: dict[int, Opened] = {}
+        self.environ: dict[str, str] = {}
         self.children: list[Process] = []
         """Those that were forked from it."""
         self._resolved: dict[tuple[Directory | None, str], Directory] = {}

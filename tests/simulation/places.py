@@ -15,9 +15,12 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import fsqueue_cli
+
 import fsqueue
 from tests.simulation.patterns import Bound, names_of, replaced
 
+PACKAGES = (fsqueue.__name__, fsqueue_cli.__name__)
 Edit = tuple[str, str, str]
 """Where, which pattern, and what shall stand there instead: see `patterns`.
 
@@ -57,15 +60,17 @@ def places_in(module: str, source: str) -> Iterator[Place]:
     yield from within(ast.parse(source).body, "")
 
 
+OF_COMMANDS = ("campaign", "successors")
+"""Modules of the command line that mutations change, too."""
+
+
 @cache
 def places() -> tuple[Place, ...]:
-    """Return the functions, methods and constants of the whole package."""
-    root = Path(fsqueue.__file__).parent
-    return tuple(
-        place
-        for path in sorted(root.rglob("*.py"))
-        for place in places_in(_module_name(path.relative_to(root.parent)), path.read_text())
-    )
+    """Return the functions, methods and constants of the whole package, and of some of its commands."""
+    root, commands = Path(fsqueue.__file__).parent, Path(fsqueue_cli.__file__).parent
+    files = [(_module_name(path.relative_to(root.parent)), path) for path in sorted(root.rglob("*.py"))]
+    files += [(f"{fsqueue_cli.__name__}.{name}", commands / f"{name}.py") for name in OF_COMMANDS]
+    return tuple(place for module, path in files for place in places_in(module, path.read_text()))
 
 
 def _module_name(path: Path) -> str:
@@ -141,5 +146,5 @@ def _tables(original: Any) -> list[dict[Any, Any]]:
 
 
 def modules() -> list[ModuleType]:
-    """Return the modules of the package that are loaded."""
-    return [module for key, module in [*sys.modules.items()] if key.partition(".")[0] == "fsqueue"]
+    """Return the modules of the package, and of its commands, that are loaded."""
+    return [module for key, module in [*sys.modules.items()] if key.partition(".")[0] in PACKAGES]

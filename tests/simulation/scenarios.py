@@ -114,9 +114,25 @@ AT_RATE: dict[str, object] = {"rate": "30/m"}
 BY_FIELD: Any = (("format.slots:digests", limits.digests),)
 """Payloads of stories are text, and have no fields: a number in them stands for the value."""
 
+SUBMITS = {"insert_later": 3.0, "requeue_job": 3.0, "cancel_job": 1.0}
+"""What users do beside jobs that submit their successors."""
+STOPS = SUBMITS | {"stop_campaigns": 6.0, "pause_and_resume": 1.0}
+COMMANDS = ("refused", "lost", "late", "silent")
+"""What may go wrong with Slurm's commands."""
+DEATHS = ("kill", "kill", "kill", "requeue", "delay")
+
 SCENARIOS = {
     one.name: one
     for one in (
+        Scenario("campaign", shared=False, hosts=1, actions=SUBMITS, faults=DEATHS, faults_most=5, campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-calm", shared=False, hosts=1, actions=SUBMITS, campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-nfs", hosts=3, actions=SUBMITS, faults=(*DEATHS, "cut", "host"), stale=0.4, campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-commands", shared=False, hosts=1, actions=SUBMITS, faults=(*COMMANDS, *COMMANDS, "kill", "requeue"), faults_most=5, campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-stop", shared=False, hosts=1, actions=STOPS, faults=("kill", "delay", "requeue", "late", "deaf"), campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-stop-calm", actions=STOPS, campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-stop-late", shared=False, hosts=1, actions={"stop_campaigns": 1.0}, faults=("delay",), campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-errors", actions=STOPS, faults=("error", "after", "kill", "requeue"), campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-too-long", shared=False, hosts=1, actions={"requeue_job": 1.0, "cancel_job": 1.0}, faults=("kill", "requeue", "refused"), campaign=True, too_long=True, settings=NEVER_DEAD, tasks_before=8),
         Scenario("calm", shared=False, hosts=1, actions=WORK, torn_listings=0.2),
         Scenario("calm-nfs", actions=WORK, torn_listings=0.2),
         Scenario("crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay")),

@@ -21,6 +21,7 @@ from fsqueue.format.layout import Settings, birth_record
 from fsqueue.format.names import QueueId
 from tests.simulation import (
     barrier_acts,
+    campaigns,
     commit_acts,
     group_acts,
     invariants,
@@ -38,6 +39,7 @@ from tests.simulation.handles import Host
 from tests.simulation.history import DONE, Actor, History
 from tests.simulation.kernel import Process
 from tests.simulation.nfs import Client, NfsProcess
+from tests.simulation.slurm import Slurm
 from tests.simulation.wiring import Persona, begin_anew, take_stage
 from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World
 
@@ -79,6 +81,10 @@ class Scenario:
     """Whether there is another queue beside the first one, with the same settings: see `relays`."""
     limits: tuple[tuple[str, int], ...] = ()
     """Constants of the package that are small here, so that they are reached: "module:NAME" and value."""
+    campaign: bool = False
+    """Whether there are jobs that submit their successors: see `campaigns`."""
+    too_long: bool = False
+    """Whether no task fits the time limit of a job."""
     singly: bool = False
     """Whether it begins and ends with tasks that are inserted singly, into an open batch."""
 
@@ -121,6 +127,11 @@ class Story:
         self.begun: list[tuple[float, int]] = []
         """When each call began that has leased, in a story with a rate, and how many tasks it has leased."""
         self.settings = self._settings()
+        self.slurm = Slurm(self.world)
+        self.shape: tuple[int, int, float] | None = None
+        """Of a campaign: jobs at most, stops before it, and `task_s`. None: they are drawn."""
+        self.task_s = 0.0
+        """How long a task takes in a job."""
         self._make_queue()
         for number in range(scenario.hosts):
             self.hosts.append(self._host(f"host{number}", self._skew_s(number), scenario.stale))
@@ -301,6 +312,8 @@ class Story:
         self.scheduler = Scheduler(world)
         for number, act in enumerate(acts):
             self._employ(f"w{number}", act)
+        if self.scenario.campaign:
+            campaigns.begin(self)
         self._plan()
         world.torn_listings = self.scenario.torn_listings
         world.stale_listings = self.scenario.stale_listings
@@ -353,6 +366,8 @@ class Story:
 
     def end(self) -> list[str]:
         """The end of the story, and of that of the other queue."""
+        if self.scenario.campaign:
+            return [*campaigns.at_rest(self), *self._end()]
         if not self.scenario.two_queues:
             return self._end()
         if self.scenario.group:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.simulation import (
+    campaign_mutations,
     checkpoint_mutations,
     commit_mutations,
     fork_mutations,
@@ -40,6 +41,7 @@ ALL = (
     + group_mutations.MUTATIONS
     + update_mutations.MUTATIONS
     + limit_mutations.MUTATIONS
+    + campaign_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -88,6 +90,7 @@ SAMPLE = (
     "status looks at letters and tasks, and not at what lies between",  # status
     "a lease does not count the slots under their lock",  # limits over all hosts
     "an idle worker looks only when the bell rings",  # waiting
+    "a job submits a successor without looking for one",  # jobs that replace themselves
 )
 """One of each family that is caught soon, for each run of the tests; the others are left to `scripts/test --all`."""
 

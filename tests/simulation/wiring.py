@@ -6,6 +6,7 @@ is answered for the process that is acting.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import gc
 import logging
@@ -30,6 +31,7 @@ from fsqueue.groups import barriers, drain_check, group, group_source
 from fsqueue.protocol import waiting
 from fsqueue.storage import absence, group_directory, nested, open_logs, queue_file, store
 from tests.garbage import collect_and_keep
+from tests.simulation import slurm
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -285,6 +287,11 @@ _tellers: set[int] = set()
 """The threads that tell stories. All others live in the real world, also while a story is told."""
 
 
+def tells() -> bool:
+    """Return whether this thread tells a story."""
+    return get_ident() in _tellers
+
+
 def tell_here() -> None:
     """Let this thread tell stories for as long as it lives."""
     _tellers.add(get_ident())
@@ -318,7 +325,7 @@ class _OsOfThread:
 
 def _for_tellers(module: Any, name: str, instead: Any) -> Any:
     """Return what answers a thread that tells stories with `instead`, and others as the package does."""
-    real = getattr(module, name)
+    real = getattr(module, name, None) or getattr(builtins, name)
     if not callable(real):
         return instead
 
@@ -391,8 +398,10 @@ def simulated_machine() -> Iterator[None]:
     """While this lasts, the package meets simulated machines only, in this thread and in those of the workers."""
     with ExitStack() as stack:
         stack.enter_context(_telling_here())
-        for module, name, instead in _MACHINE:
-            stack.enter_context(mock.patch.object(module, name, _for_tellers(module, name, instead)))
+        for module, name, instead in (*_MACHINE, *slurm.MACHINE):
+            is_builtin = name not in vars(module)
+            patched = mock.patch.object(module, name, _for_tellers(module, name, instead), create=is_builtin)
+            stack.enter_context(patched)
         yield
 
 

@@ -20,6 +20,7 @@ from tests.simulation.books import BEGIN, Book
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import FIRST_FD, Crash
 from tests.simulation.kernel import Process
+from tests.simulation.slurm import Slurm
 from tests.simulation.wiring import begin_anew, on_stage, take_stage, tell_here
 
 START_S = 1_800_000_000.0
@@ -76,6 +77,8 @@ class World:
         self.sleep: Callable[[Process, float], None] = self.pass_time
         self.fd = FIRST_FD - 1
         """The descriptor that was given last."""
+        self.slurm: Slurm | None = None
+        """What jobs are submitted to, if the story has jobs."""
 
     @property
     def pause_at(self) -> int:
