@@ -92,6 +92,7 @@ def test_a_task_is_leased_by_its_id_and_what_is_left_out_is_told(fsqueue_cli: Ru
     assert queue.status() == Status(waiting=2, delayed=1, completed=1, dead=1)
 
 
+@pytest.mark.batched
 def test_a_task_is_leased_by_its_key(fsqueue_cli: Run, queue: Queue, place: str) -> None:
     queue.insert_many(range(3))
     kept = queue.insert("x", key="run-17")
