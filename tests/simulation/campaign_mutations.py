@@ -60,12 +60,6 @@ MUTATIONS = [
         (("Filling.is_done", "return not is_own", "return True"),),
     ),
     Mutation(
-        "a worker's job goes on to submit no more once the worker begins",
-        "submissions were refused for half a minute, and it has no successor",
-        "campaign-commands",
-        (("begin_job", "if not filling.try_for(FOREGROUND_S): ...", "filling.try_for(FOREGROUND_S)"),),
-    ),
-    Mutation(
         "a job does not ask whether its campaign was stopped",
         "it was submitted when the jobs that wait were listed already, and goes on for ever",
         "campaign-stop-calm",
@@ -112,7 +106,7 @@ MUTATIONS = [
     Mutation(
         "a paused queue has jobs",
         "they come one after the other, and none may lease a task",
-        "campaign-stop",
+        "campaign-paused",
         (("why_leave", "if found.is_paused: ...", "pass"),),
     ),
 ]

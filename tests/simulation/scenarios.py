@@ -131,6 +131,7 @@ SCENARIOS = {
         Scenario("campaign-stop", shared=False, hosts=1, actions=STOPS, faults=("kill", "delay", "requeue", "late", "deaf"), campaign=True, settings=NEVER_DEAD, tasks_before=8),
         Scenario("campaign-stop-calm", actions=STOPS, campaign=True, settings=NEVER_DEAD, tasks_before=8),
         Scenario("campaign-stop-late", shared=False, hosts=1, actions={"stop_campaigns": 1.0}, faults=("delay",), campaign=True, settings=NEVER_DEAD, tasks_before=8),
+        Scenario("campaign-paused", shared=False, hosts=1, actions={"pause_and_resume": 3.0, "requeue_job": 1.0}, campaign=True, settings=NEVER_DEAD, tasks_before=8),
         Scenario("campaign-errors", actions=STOPS, faults=("error", "after", "kill", "requeue"), campaign=True, settings=NEVER_DEAD, tasks_before=8),
         Scenario("campaign-too-long", shared=False, hosts=1, actions={"requeue_job": 1.0, "cancel_job": 1.0}, faults=("kill", "requeue", "refused"), campaign=True, too_long=True, settings=NEVER_DEAD, tasks_before=8),
         Scenario("calm", shared=False, hosts=1, actions=WORK, torn_listings=0.2),
