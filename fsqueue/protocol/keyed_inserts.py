@@ -236,7 +236,7 @@ class KeyedInserter:
         store, found, seen = self.store, list[tuple[KeyFile, KeyClaim | None]](), set[str]()
         for task in tasks:
             key = task.key
-            assert key is not None, "tasks without keys are not inserted here"
+            assert key is not None, "the caller gives tasks with keys alone"
             if key in seen:
                 break
             seen.add(key)

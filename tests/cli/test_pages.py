@@ -23,6 +23,7 @@ from fsqueue_cli.main import cli
 
 import fsqueue
 import fsqueue.compat.taskqueue  # a page names it
+import fsqueue.pickled  # a page names it
 from fsqueue import Queue
 from fsqueue.doctor import examination
 from fsqueue.filesystem import Mount
