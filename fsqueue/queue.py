@@ -406,10 +406,10 @@ class Queue(Maintenance):
 
         Up to 256 tasks (on a network mount: 32) that take up to 256 KiB are appended to a batch at once, for the price
         of one `insert`. More become files: of about 256 tasks or more, on a network mount of 32 or more. What a slow
-        stream has brought is in the queue after a second. Tasks with keys are inserted in the order of the stream,
-        after all that came before them: those that come fast up to 128 at once (on a network mount: 32), others one at
-        a time. Those whose key is taken are neither inserted nor counted. For more than 100,000 keys, a `commit` is the
-        better choice.
+        stream has brought is inserted when its next task comes after a second. Tasks with keys are inserted in the
+        order of the stream, after all that came before them: those that come fast up to 128 at once (on a network
+        mount: 32), others one at a time. Those whose key is taken are neither inserted nor counted. For more than
+        100,000 keys, a `commit` is the better choice.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; small streams make files, too, then.
         It applies only to tasks without keys. `total`: how many tasks there will be about, if known, so that batches

@@ -197,6 +197,8 @@ _ENDED = frozenset(
      "TIMEOUT"}
 )  # fmt: skip
 """States of jobs that do not run any more, and will not again."""
+_STATE = re.compile(r"[A-Z][A-Z_]*")
+"""Matches the name of a state of a job."""
 
 
 def typed_in(environment: Mapping[str, str]) -> str:
@@ -270,7 +272,10 @@ class Slurm(Controller):
         A job that Slurm knows no more has ended.
         """
         said = self.ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
-        return None if said is None else {line.strip() for line in said.splitlines() if line.strip()} <= _ENDED
+        lines = [] if said is None else [line.strip() for line in said.splitlines() if line.strip()]
+        if said is None or not all(map(_STATE.fullmatch, lines)):  # sites let squeue print words of their own
+            return None
+        return {*lines} <= _ENDED
 
     def run_of(self, job: str) -> JobRun | None:
         fields = "--Format=State:|,TimeUsed:|,exit_code:|"

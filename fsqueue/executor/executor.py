@@ -92,7 +92,7 @@ class Executor(concurrent.futures.Executor):
         self._workers, self._queue = workers, opened
         if pickle and options is not None and options.modules is not None:
             options.modules.append(pickled.call.__module__)
-        self._jobs = None if options is None else SlurmJobs(os.path.abspath(opened.path), options)
+        self._jobs = None if options is None else SlurmJobs(_operand(opened), options, opened.status)
         self._calls = PendingCalls(self, opened, *_starting(opened, workers, self._listed), self._jobs)
         self._where = str(getattr(opened, "path", opened))
 
@@ -237,6 +237,13 @@ class Executor(concurrent.futures.Executor):
     def __repr__(self) -> str:
         own = f"{self._workers} own workers" if self._jobs is None else "own jobs of Slurm"
         return f"<fsqueue.Executor of {self._where}, {own}>"
+
+
+def _operand(queue: Queue) -> str:
+    """Return how commands name a queue."""
+    if isinstance(queue, GroupQueue):
+        return os.path.join(os.path.abspath(queue.group.path), queue.name)
+    return os.path.abspath(queue.path)
 
 
 def _place_of(queue: Any) -> str | None:

@@ -94,6 +94,9 @@ class OwnJobs(Protocol):
     def end(self) -> None:
         """Submit no more, and cancel those that wait."""
 
+    def leave(self) -> None:
+        """Submit jobs for the calls that this process leaves, unless some are there."""
+
 
 class PendingCalls:
     """The calls that have not ended. `start_worker`: starts an own worker; None if the executor has none.
@@ -257,7 +260,9 @@ class PendingCalls:
             self._insert()
         if self._worker is not None:
             self._worker.finish()
-        if self._jobs is not None and not self._pending:  # else jobs execute what this process leaves
+        if self._jobs is not None and self._pending:
+            self._jobs.leave()
+        elif self._jobs is not None:
             self._jobs.end()
 
     def _begin(self) -> None:

@@ -12,15 +12,17 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from fsqueue.arguments import whole
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.controller import Printed, answer_of
 from fsqueue.cluster.slurm import SLURM
-from fsqueue.errors import InvalidArgument, shown
+from fsqueue.errors import FsqueueError, InvalidArgument, shown
 from fsqueue.filesystem import is_program
 from fsqueue.filesystem.side_threads import SideThread
+from fsqueue.format.models import Status
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import suppress
 
@@ -44,6 +46,8 @@ REFUSED_S = (30.0, 3600.0)
 options that Slurm never takes. Later ones were taken once, so a limit of the site or an outage is in the way."""
 REFUSED_PAUSE_S = (1.0, 300.0)
 """The pause after the first refusal, and the longest. Each is times a random number from 0.5 to 1.5."""
+FAILURES_MAX = 10**12
+"""Number of attempts in a row that may fail until a job ends. A call that raises is no reason for a job to end."""
 USAGE = 2
 """Exit status of `fsqueue slurm` for what no repetition mends."""
 
@@ -53,9 +57,9 @@ PATHS = ("log_dir", "prologue")
 """... and the values of these may be `os.PathLike`."""
 RESERVED = frozenset(
     {"allow_empty", "array", "call", "clusters", "command", "dry_run", "fill", "forever", "help", "json", "match",
-     "max_jobs", "now", "on", "print", "resubmit", "result_stdout", "stdin", "stop", "stoppable", "stops_before",
-     "sysexits", "tasks_per_command", "test_only", "then", "then_to", "upstream", "usage", "version", "wait", "worker",
-     "wrap"}
+     "max_jobs", "now", "on", "print", "quiet", "resubmit", "result_stdout", "stdin", "stop", "stoppable",
+     "stops_before", "sysexits", "tasks_per_command", "test_only", "then", "then_to", "upstream", "usage", "version",
+     "wait", "worker", "wrap"}
 )  # fmt: skip
 """Options that the executor sets itself, or with which jobs would do something else than its calls."""
 INSTEAD = {
@@ -91,6 +95,8 @@ class JobOptions:
         self.check_s = _check_s(given.get("check_s", CHECK_S))
         """Longest time in seconds between two questions to Slurm while calls wait."""
         self.words = [f"--array=0-{self.jobs - 1}"]
+        if given.get("stop_after_failures") is None:
+            self.words.append(f"--stop-after-failures={FAILURES_MAX}")
         """The options of `fsqueue slurm`, all but the modules."""
         if (processes := given.get("processes")) is not None:
             number = whole('slurm["processes"]', processes)
@@ -109,11 +115,13 @@ def _check(key: object, value: object) -> None:
             f"slurm has the key {shown(key)}, which names no option. Write the long name of an option of sbatch or of "
             '\'fsqueue run\', with _ for -: "time", "cpus_per_task".'
         )
-    if key in RESERVED:
-        instead = INSTEAD.get(key, "Leave it out: the executor decides that, or its calls would not be executed.")
+    if refused := min((one for one in RESERVED if one.startswith(key)), default=None):  # sbatch takes abbreviations
+        instead = INSTEAD.get(refused, "Leave it out: the executor decides that, or its calls would not be executed.")
         raise InvalidArgument(f'slurm cannot have the key "{key}". {instead}')
     if key in OWN or value is None:
         return
+    if key in PATHS and not isinstance(value, str | os.PathLike):
+        raise InvalidArgument(f'slurm["{key}"] must be a path, not {shown(value)}.')
     is_path = key in PATHS and isinstance(value, os.PathLike)
     if not is_path and (not isinstance(value, str | int | float) or (isinstance(value, str) and "\0" in value)):
         raise InvalidArgument(
@@ -138,19 +146,27 @@ def _check_s(value: object) -> float:
     return float(value)
 
 
+class Refusal(NamedTuple):
+    """Why jobs were not submitted."""
+
+    why: str
+    is_final: bool
+    """Whether no repetition mends it, or one may submit jobs twice."""
+
+
 class SlurmJobs:
     """Submits arrays of workers of one queue, one after the other, while calls wait. InvalidArgument without sbatch.
 
-    path: the queue's directory.
+    path: the queue, as `fsqueue slurm` takes it. status: returns how many tasks the queue has, by their states.
     """
 
-    def __init__(self, path: str, options: JobOptions) -> None:
+    def __init__(self, path: str, options: JobOptions, status: Callable[[], Status]) -> None:
         if not is_program(SLURM.submit_command):
             raise InvalidArgument(
                 "slurm submits jobs, and Slurm's sbatch is not found on this host. Run this on a host where jobs are "
                 "submitted, or leave slurm out, and give the executor workers of its own: workers=N."
             )
-        self._path, self._options = path, options
+        self._path, self._options, self._status = path, options, status
         self._clock, self._random = Clock().monotonic, Entropy().random
         self._changed = threading.Lock()
         """Held for moments. Protects the modules, the job, and whether more are submitted."""
@@ -216,6 +232,25 @@ class SlurmJobs:
             job, self._job, self._is_over = self._job, None, True
         if job is not None:
             SLURM.cancel([job], only_waiting=True)
+        self._wait_for_step()  # it cancels what it is just submitting
+
+    def leave(self) -> None:
+        """At the end of this process, which leaves calls in the queue: see that an array is there to execute them."""
+        self._wait_for_step()
+        if self._error is None and (self._job is None or self._ended_at is not None) and self._has_waiting():
+            refusal = self._submit()
+            if refusal is not None:
+                logger.warning(
+                    "calls are left in the queue %s, and no job of Slurm was submitted to execute them: %s. Start "
+                    "workers with 'fsqueue slurm' or 'fsqueue run'.", self._path, refusal.why
+                )  # fmt: skip
+        with self._changed:
+            self._is_over = True
+
+    def _wait_for_step(self) -> None:
+        """Wait until the thread has taken the step that it is at."""
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(SUBMIT_S)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -254,27 +289,46 @@ class SlurmJobs:
             if self._fruitless:
                 logger.warning("an executor's Slurm jobs have ended before a call has.%s", self._last_end)
                 return self._clock() + FRUITLESS_PAUSE_S * 2.0 ** (self._fruitless - 1)
-        return self._submit()
+        if not self._has_waiting():
+            return self._clock() + min(FIRST_LOOK_S, self._options.check_s)
+        refusal = self._submit()
+        now = self._clock()
+        if refusal is not None:
+            return self._refused(refusal, now)
+        self._looked_at, self._pause_s = now, FIRST_LOOK_S
+        return now + min(FIRST_LOOK_S, self._options.check_s)
 
-    def _submit(self) -> float:
-        """Submit an array, and return when to look after it. If Slurm refuses it for too long, note the error."""
+    def _has_waiting(self) -> bool:
+        """Return whether a task of the queue waits for a worker, or will. If that cannot be told, one may."""
+        try:
+            found = self._status()
+        except FsqueueError as error:
+            logger.warning("an executor cannot see whether calls wait: %s", error)
+            return True
+        return found.waiting + found.delayed > 0
+
+    def _submit(self) -> Refusal | None:
+        """Submit an array. Return why that was not done, if it was not."""
         with self._changed:
             if self._is_over:
-                return math.inf
+                return None
             self._has_begun = True
             load = [word for module in self._modules for word in ("--load", module)]
         self._ends_before = self._ends
         words = [sys.executable, "-P", "-m", "fsqueue", "slurm", self._path, "--allow-empty"]
         answer = answer_of([*words, *self._options.words, *load], _environment(), SUBMIT_S)
-        now = self._clock()
-        job = None if answer is None else SLURM.job_in(answer.said)
+        if answer is None:
+            return Refusal(f"fsqueue slurm could not be started, or did not answer within {SUBMIT_S:g} s", False)
+        job = SLURM.job_in(answer.said)
+        if job is None and answer.status == 0:
+            return Refusal(f"it may have taken them, but its answer names no job: {shown(answer.said.strip())}", True)
         if job is None:
-            return self._refused(answer, now)
+            return Refusal(_complaint(answer), answer.status == USAGE)
+        logger.info("an executor has submitted job %s: %s", job, answer.complaint.strip())
         if not self._has_taken(job):
             SLURM.cancel([job], only_waiting=True)
         self._has_been_taken, self._refused_since = True, None
-        self._looked_at, self._pause_s = now, FIRST_LOOK_S
-        return now + min(FIRST_LOOK_S, self._options.check_s)
+        return None
 
     def _has_taken(self, job: str) -> bool:
         """Note a job that was submitted. False if the executor has ended meanwhile."""
@@ -282,20 +336,19 @@ class SlurmJobs:
             self._job = None if self._is_over else job
             return not self._is_over
 
-    def _refused(self, answer: Printed | None, now: float) -> float:
+    def _refused(self, refusal: Refusal, now: float) -> float:
         """Return when to submit again after a refusal. After some time note the error."""
         if self._refused_since is None:
             self._refused_since, self._refused_pause_s = now, REFUSED_PAUSE_S[0]
-        why = f"it did not answer within {SUBMIT_S:g} s" if answer is None else _complaint(answer)
         pause_s = self._refused_pause_s * (0.5 + self._random())
         self._refused_pause_s = min(2 * self._refused_pause_s, REFUSED_PAUSE_S[1])
-        is_final = answer is not None and answer.status == USAGE
-        if is_final or now + pause_s - self._refused_since > REFUSED_S[self._has_been_taken]:
+        if refusal.is_final or now + pause_s - self._refused_since > REFUSED_S[self._has_been_taken]:
             self._error = concurrent.futures.BrokenExecutor(
-                f"The executor's jobs could not be submitted to Slurm: {why}. Calls that had not begun are cancelled."
+                f"The executor's jobs could not be submitted to Slurm: {refusal.why}. Calls that had not begun are "
+                "cancelled."
             )
         else:
-            logger.warning("Slurm has not taken an executor's jobs; they are submitted again: %s", why)
+            logger.warning("Slurm has not taken an executor's jobs; they are submitted again: %s", refusal.why)
         return now + pause_s
 
 

@@ -162,7 +162,7 @@ class TaskStream:
         self,
         tasks: Iterable[Any],
         insert_keyed: Callable[[Sequence[EncodedTask]], None] | None = None,
-        keyed_max: int = 1,
+        keyed_max: Callable[[], int] = lambda: 1,
         monotonic: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
@@ -171,8 +171,9 @@ class TaskStream:
         self.held: list[EncodedTask] = []
         """Tasks with keys that have come, and are not inserted yet. All tasks before them are in the queue."""
         self._held_size = 0
-        self._keyed_max = keyed_max
-        self._held_max = keyed_max if isinstance(tasks, (list, tuple)) else 1
+        self._keyed_max, self._most, self._held_max = keyed_max, 0, 1
+        """How many tasks with keys are inserted at once at most: asked for the first time that one comes."""
+        self._is_at_hand = isinstance(tasks, (list, tuple))
         self._monotonic, self._began = monotonic, monotonic()
         self.keyed: EncodedTask | None = None
         """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
@@ -188,11 +189,14 @@ class TaskStream:
     def hold(self, task: EncodedTask) -> None:
         """Hold a task with a key until as many have come as are inserted at once: fewer, the slower they come."""
         assert task.key is not None, "tasks without keys go into batches"
+        if not self._most:
+            self._most = self._keyed_max()
+            self._held_max = self._most if self._is_at_hand else 1
         self.held.append(task)
         self._held_size += len(task.line)
         if len(self.held) >= self._held_max or self._held_size >= RUN_BYTES_MAX:
             is_slow = self._monotonic() - self._began >= RUN_S
-            self._held_max = max(1, self._held_max // 2) if is_slow else min(2 * self._held_max, self._keyed_max)
+            self._held_max = max(1, self._held_max // 2) if is_slow else min(2 * self._held_max, self._most)
             self.insert_held()
 
     def insert_held(self) -> None:

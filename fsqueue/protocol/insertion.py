@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -80,7 +81,7 @@ def insert_many(
         done.is_at_key = False
 
     keyed = None if insert_keyed is None else insert_held
-    stream = TaskStream(tasks, keyed, together_max(store), store.clock.monotonic)
+    stream = TaskStream(tasks, keyed, partial(together_max, store), store.clock.monotonic)
     stream.keeps_places = ids is not None
     try:
         while True:

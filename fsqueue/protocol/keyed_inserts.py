@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from fsqueue.errors import FsqueueError, InvalidTask, StorageError, TaskTooLarge
-from fsqueue.filesystem import LOST, is_gone
+from fsqueue.filesystem import LOST, idle_files, is_gone
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout, Settings
@@ -84,8 +84,11 @@ def check(given: EncodedTask, path: str, settings: Settings, domain: str) -> Non
 
 
 def together_max(store: Store) -> int:
-    """Return how many tasks with keys are inserted together at most: one append to one batch takes them."""
-    return min(FILE_TASKS_MIN if store.fs.shared else TOGETHER_MAX, store.settings.batch_tasks_max)
+    """Return how many tasks with keys are inserted together at most: one append to one batch takes them, and other
+    files can be opened meanwhile.
+    """
+    most = FILE_TASKS_MIN if store.fs.shared else TOGETHER_MAX
+    return min(idle_files.share(4, most), store.settings.batch_tasks_max)
 
 
 Outcome = TaskRef | TaskEnded

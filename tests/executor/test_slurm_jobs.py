@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Executor, Group, InvalidArgument, Queue
+from fsqueue import Executor, Group, InvalidArgument, Queue, Status, TaskFailed
 from fsqueue.cluster.controller import JobRun, Printed
+from fsqueue.cluster.slurm import SLURM
 from fsqueue.executor import slurm_jobs
 from fsqueue.executor.slurm_jobs import JobOptions, SlurmJobs
 from tests.cli import running_slurm
@@ -120,6 +121,22 @@ def test_calls_by_name_are_found_again_with_the_jobs_of_another_driver(queue: Qu
     assert queue.status().completed == 2
 
 
+def test_calls_that_raise_end_no_job_and_their_futures_raise_for_them(jobs: Path, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "strict", durability="none", max_attempts=1)
+    with Executor(queue, slurm={}) as executor:
+        futures = [executor.submit(called.divide, 1, 0) for _ in range(15)]
+        for future in futures:
+            with pytest.raises(TaskFailed, match="ZeroDivisionError"):
+                future.result(PATIENCE_S)
+    assert len(submitted(jobs)) == 1
+
+
+def test_a_queue_of_a_group_is_named_as_commands_name_it(jobs: Path, tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "g", durability="none")
+    with Executor(group["a b#c"], slurm={}) as executor:
+        assert executor.submit(called.add, 1, 2).result(PATIENCE_S) == 3
+
+
 # -- what dies ------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +231,25 @@ def test_a_driver_that_dies_or_ends_without_a_shutdown_leaves_jobs_that_do_its_c
     assert len(submitted(jobs)) == 1
 
 
+LEAVING = """
+import sys, fsqueue
+from tests.executor import called
+executor = fsqueue.Executor(sys.argv[1], slurm={})
+for number in range(3):
+    executor.submit(called.same, number)
+if sys.argv[2] == "shut":
+    executor.shutdown(wait=False)
+"""
+
+
+@pytest.mark.parametrize("end", ["shut", "leave"])
+def test_a_driver_that_ends_at_once_leaves_a_job_for_its_calls(queue: Queue, jobs: Path, end: str) -> None:
+    subprocess.run([sys.executable, "-c", LEAVING, str(queue.path), end], check=True)
+    until(lambda: queue.status().completed == 3, "the calls")
+    until(lambda: running_slurm.have_ended(jobs), "the end of the job")
+    assert len(submitted(jobs)) == 1
+
+
 def test_a_shutdown_cancels_jobs_that_wait(queue: Queue, jobs: Path, tmp_path: Path) -> None:
     with running_slurm.held(jobs, "waits"):
         executor = Executor(queue, slurm={"job_name": "waits", "dependency": "singleton"})
@@ -221,7 +257,7 @@ def test_a_shutdown_cancels_jobs_that_wait(queue: Queue, jobs: Path, tmp_path: P
         until(lambda: submitted(jobs), "the job")
         executor.shutdown(cancel_futures=True)
         assert future.cancelled()
-        until(lambda: [one["state"] for one in submitted(jobs)] == ["CANCELLED"], "the end of what was just submitted")
+        assert [one["state"] for one in submitted(jobs)] == ["CANCELLED"], "also what was just being submitted"
     assert queue.status().remaining == 0
 
 
@@ -293,6 +329,10 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FalseSlurm:
     return made
 
 
+def some() -> Status:
+    return Status(waiting=1)
+
+
 def checked(slurm: FalseSlurm, jobs: SlurmJobs, seconds: int, has_calls: bool = True, ends: int = 0) -> Any:
     """Check ten times a second for some time, and return the last answer."""
     said = None
@@ -304,7 +344,7 @@ def checked(slurm: FalseSlurm, jobs: SlurmJobs, seconds: int, has_calls: bool = 
 
 
 def test_slurm_is_asked_more_and_more_seldom_and_soon_after_a_rest(slurm: FalseSlurm) -> None:
-    jobs = SlurmJobs("/q", JobOptions({}))
+    jobs = SlurmJobs("/q", JobOptions({}), some)
     checked(slurm, jobs, 120)
     assert slurm.asked == [3.0, 9.0, 21.0, 45.0, 75.0, 105.0]
     checked(slurm, jobs, 60, has_calls=False)
@@ -317,7 +357,7 @@ def test_slurm_is_asked_more_and_more_seldom_and_soon_after_a_rest(slurm: FalseS
 def test_another_array_is_submitted_when_all_jobs_have_ended_and_not_while_slurm_does_not_answer(
     slurm: FalseSlurm,
 ) -> None:
-    jobs = SlurmJobs("/q", JobOptions({"check_s": 5}))
+    jobs = SlurmJobs("/q", JobOptions({"check_s": 5}), some)
     checked(slurm, jobs, 10)
     slurm.is_there = None
     checked(slurm, jobs, 100)
@@ -332,7 +372,7 @@ def test_another_array_is_submitted_when_all_jobs_have_ended_and_not_while_slurm
 
 def test_arrays_that_end_no_call_are_submitted_later_and_later_and_three_times(slurm: FalseSlurm) -> None:
     slurm.is_there = False
-    jobs = SlurmJobs("/q", JobOptions({}))
+    jobs = SlurmJobs("/q", JobOptions({}), some)
     assert checked(slurm, jobs, 30) is None
     assert slurm.taken == 1
     assert checked(slurm, jobs, 10) is None
@@ -347,7 +387,7 @@ def test_arrays_that_end_no_call_are_submitted_later_and_later_and_three_times(s
 
 def test_calls_that_are_cancelled_before_a_job_began_count_as_no_failure_of_jobs(slurm: FalseSlurm) -> None:
     slurm.is_there = False
-    jobs = SlurmJobs("/q", JobOptions({}))
+    jobs = SlurmJobs("/q", JobOptions({}), some)
     for _ in range(10):
         assert checked(slurm, jobs, 20) is None
         assert checked(slurm, jobs, 20, has_calls=False) is None
@@ -357,7 +397,7 @@ def test_calls_that_are_cancelled_before_a_job_began_count_as_no_failure_of_jobs
 def test_an_array_that_was_submitted_during_the_end_is_cancelled(
     slurm: FalseSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = SlurmJobs("/q", JobOptions({}))
+    jobs = SlurmJobs("/q", JobOptions({}), some)
 
     def ended_meanwhile(*_: object) -> Printed:
         jobs.end()
@@ -368,6 +408,42 @@ def test_an_array_that_was_submitted_during_the_end_is_cancelled(
     assert slurm.cancelled == ["7"]
     checked(slurm, jobs, 100)
     assert slurm.cancelled == ["7"]
+
+
+def test_nothing_is_submitted_while_no_task_waits(slurm: FalseSlurm) -> None:
+    now = [Status(leased=3)]
+    jobs = SlurmJobs("/q", JobOptions({}), lambda: now[0])
+    checked(slurm, jobs, 60)
+    assert slurm.taken == 0
+    now[0] = Status(leased=2, delayed=1)
+    checked(slurm, jobs, 4)
+    assert slurm.taken == 1
+
+
+def test_an_answer_that_names_no_job_ends_the_futures_and_is_not_asked_for_again(
+    slurm: FalseSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[Printed] = []
+    monkeypatch.setattr(slurm, "job_in", lambda printed: None)
+    monkeypatch.setattr(
+        slurm_jobs, "answer_of", lambda *_: answered.append(Printed(0, "Welcome!\n", "")) or answered[-1]
+    )
+    error = checked(slurm, SlurmJobs("/q", JobOptions({}), some), 5)
+    assert isinstance(error, cf.BrokenExecutor)
+    assert "names no job: 'Welcome!'" in str(error)
+    assert len(answered) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "is_over"),
+    [("RUNNING\nPENDING\n", False), ("COMPLETED\nFAILED\n", True), ("", True), (None, None),
+     ("*** maintenance ***\nCOMPLETED\n", None), ("COMPLETED\nSTRANGE_NEW\n", False)],
+)  # fmt: skip
+def test_only_states_tell_whether_a_job_is_over(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, is_over: bool | None
+) -> None:
+    monkeypatch.setattr(SLURM, "ask", lambda *_: said)
+    assert SLURM.is_over("7") is is_over
 
 
 # -- what is refused ------------------------------------------------------------------------------------------
@@ -390,6 +466,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"wait": True}, r'cannot have the key "wait"'),
     ({"wrap": "true"}, r"The jobs execute the calls of the executor"),
     ({"print": True}, r"Leave it out"),
+    ({"quiet": True}, r"Leave it out"),
+    ({"wra": "true"}, r'cannot have the key "wra"\. The jobs execute'),
+    ({"arr": "0-7"}, r'cannot have the key "arr"\. Say how many'),
+    ({"log_dir": 3}, r'slurm\["log_dir"\] must be a path, not 3'),
 ]
 
 

@@ -6,6 +6,7 @@ import enum
 import glob
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -823,3 +824,19 @@ def test_an_inserter_of_several_killed_at_every_step_leaves_one_task_a_key_and_t
         if status == 0:
             break
     assert step > 20
+
+
+@pytest.mark.batched
+def test_few_descriptors_make_small_groups(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that took all of them would leave none for the log of its batch, and be broken off each time."""
+    sizes: list[int] = []
+    insert_all = keyed_inserts.KeyedInserter.insert_all
+
+    def counted(self: keyed_inserts.KeyedInserter, tasks: Any, *arguments: Any) -> None:
+        sizes.append(len(tasks))
+        insert_all(self, tasks, *arguments)
+
+    monkeypatch.setattr(keyed_inserts.KeyedInserter, "insert_all", counted)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    assert q.insert_many([Task(number, key=f"{number}") for number in range(40)]) == 40
+    assert sizes == [16, 16, 8]
