@@ -162,12 +162,15 @@ class TaskStream:
         self,
         tasks: Iterable[Any],
         insert_keyed: Callable[[Sequence[EncodedTask]], None] | None = None,
+        check_keyed: Callable[[EncodedTask], None] = lambda _: None,
         keyed_max: Callable[[], int] = lambda: 1,
         monotonic: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
         self.insert_keyed = insert_keyed
         """Insert tasks with keys: called for those at the beginning of a stretch. None: tasks may have no keys."""
+        self._check_keyed = check_keyed
+        """Raise InvalidTask for a task with a key that the queue does not take: called when it has just come."""
         self.held: list[EncodedTask] = []
         """Tasks with keys that have come, and are not inserted yet. All tasks before them are in the queue."""
         self._held_size = 0
@@ -187,8 +190,12 @@ class TaskStream:
         """Kinds of tasks that went into batches in this stretch: available when, and whether with a priority."""
 
     def hold(self, task: EncodedTask) -> None:
-        """Hold a task with a key until as many have come as are inserted at once: fewer, the slower they come."""
+        """Hold a task with a key until as many have come as are inserted at once: fewer, the slower they come.
+
+        InvalidTask if the queue does not take it. Those that are held are to be inserted all the same.
+        """
         assert task.key is not None, "tasks without keys go into batches"
+        self._check_keyed(task)
         if not self._most:
             self._most = self._keyed_max()
             self._held_max = self._most if self._is_at_hand else 1

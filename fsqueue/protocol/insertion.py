@@ -20,7 +20,7 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out
-from fsqueue.protocol import insert_errors
+from fsqueue.protocol import insert_errors, keyed_inserts
 from fsqueue.protocol.encoding import (
     FILE_TASKS_MIN,
     Encoded,
@@ -34,7 +34,6 @@ from fsqueue.protocol.encoding import (
 )
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.insert_retries import TRIES, is_overtaken
-from fsqueue.protocol.keyed_inserts import together_max
 from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
@@ -80,8 +79,12 @@ def insert_many(
         insert_keyed(tasks, done.count_keyed)
         done.is_at_key = False
 
+    def check(task: EncodedTask) -> None:
+        keyed_inserts.check(task, store.path, store.settings, store.domain)
+
     keyed = None if insert_keyed is None else insert_held
-    stream = TaskStream(tasks, keyed, partial(together_max, store), store.clock.monotonic)
+    together_max = partial(keyed_inserts.together_max, store)
+    stream = TaskStream(tasks, keyed, check, together_max, store.clock.monotonic)
     stream.keeps_places = ids is not None
     try:
         while True:

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +24,7 @@ from fsqueue_cli.insert_input import Input
 from fsqueue_cli.insert_source import Advance
 from fsqueue_cli.main import cli
 
-from fsqueue import Group, Queue, StorageError, StorageFull, TaskRef
+from fsqueue import Group, Queue, StorageError, StorageFull
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
@@ -580,6 +580,15 @@ def test_a_line_that_is_too_long_for_a_key_is_named(fsqueue_cli: Run, queue: Que
     assert sorted(str(task.key) for task in queue.tasks()) == ["1", "3"]
 
 
+@pytest.mark.batched
+def test_a_bad_line_among_many_with_keys_is_named_and_the_others_are_inserted(fsqueue_cli: Run, queue: Queue) -> None:
+    lines = [f'{{"k":"{number}"}}' for number in range(300)]
+    lines[200] = f'{{"k":"200","x":"{"y" * 70_000}"}}'
+    result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", input="\n".join(lines), code=1)
+    assert (result.stdout, result.stderr.count("line 201 is no task")) == ("299\n", 1)
+    assert sorted(int(task.key or "") for task in queue.tasks()) == [*range(200), *range(201, 300)]
+
+
 @pytest.mark.once
 def test_a_queue_with_batches_of_one_refuses_the_first_line_with_a_key(
     fsqueue_cli: Run, queue_factory: QueueFactory
@@ -695,16 +704,16 @@ def test_after_a_signal_a_rest_is_named_only_if_there_is_one(
 
 def signal_in_insert(monkeypatch: pytest.MonkeyPatch, number: int, at: int) -> None:
     """Have this process get a signal while the `at`-th task with a key is inserted."""
-    count, real = 0, KeyedInserter.insert
+    count, real = 0, KeyedInserter.insert_all
 
-    def insert(self: KeyedInserter, task: EncodedTask) -> TaskRef:
+    def insert_all(self: KeyedInserter, tasks: Sequence[EncodedTask], *arguments: Any) -> None:
         nonlocal count
-        count += 1
-        if count == at:
+        if count < at <= count + len(tasks):
             os.kill(os.getpid(), number)
-        return real(self, task)
+        count += len(tasks)
+        real(self, tasks, *arguments)
 
-    monkeypatch.setattr(KeyedInserter, "insert", insert)
+    monkeypatch.setattr(KeyedInserter, "insert_all", insert_all)
 
 
 @pytest.mark.batched  # with one task a batch a queue takes no keys
