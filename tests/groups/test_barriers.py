@@ -589,7 +589,8 @@ def test_whoever_sets_it_dies_at_each_step(tmp_path: Path, torn: bool) -> None:
         assert work_off(other, "one", "two") == []
         assert [other[name].status().delayed for name in ("one", "two")] == [is_set, is_set]
         work_off(other, "fetch")
-        assert other.pass_barriers(at_once=True) == is_set
+        other.pass_barriers(at_once=True)  # unless the last lease, which found nothing, has let it pass
+        assert states(other) == ["fired"] * is_set
         assert work_off(other, "one", "two") == [1, 2] * is_set
         check_whole(other, ["one", "two"])
         if not has_died:
