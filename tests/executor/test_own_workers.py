@@ -105,7 +105,9 @@ def test_while_a_worker_of_an_executor_has_nothing_else_to_do_it_reports_each_en
     monkeypatch.setattr(settling, "FLUSH_S", 10 * PATIENCE_S)
     there, told = os.pipe()
     with os.fdopen(there), os.fdopen(told, "wb", buffering=0) as ended:
-        worker = fsqueue.Worker(queue, called.double, threads=1, until="forever", tell=EndedTasks(ended))
+        worker = fsqueue.Worker(
+            queue, called.double, threads=1, until="forever", tell=EndedTasks(ended), report_at_once=True
+        )
         thread = threading.Thread(target=worker.run)
         thread.start()
         try:

@@ -55,7 +55,7 @@ MUTATIONS: dict[str, Mutation] = {
     "the own lease runs out": of("time", 6, "lease_next", "if until < state.quiet_until: ...", "if False: ..."),
     "a line nests too deep": of("damage", 5, "lease_next", "if len(line) > nesting.SHALLOW_BYTES: ...", ""),
     "a line is damaged": of("damage", 0, "lease_next", "raise Unusual from None", "record = payload = {}"),
-    "no key": of("insert", 0, "lease_next", "if len(record) > 1: ...", ""),
+    "no key": of("insert", 2, "lease_next", "if len(record) > 1: ...", ""),
     "a lease is lost for good": of("fault", 1, "lease_next", "if error.errno not in LOST: ...", "raise"),
     "a lease keeps what failed": of(
         "fault",
@@ -113,7 +113,7 @@ MUTATIONS: dict[str, Mutation] = {
         CALM, 0, "complete_in_hand", "state.complete(at, [index], log.end, value)", ""
     ),
     "a result in the record alone": of(
-        "complete", 0, "complete_in_hand", 'made["result"] = value = loads(result)', 'made["result"] = loads(result)'
+        "complete", 2, "complete_in_hand", 'made["result"] = value = loads(result)', 'made["result"] = loads(result)'
     ),
     "a result that is lost": of("fault", 1, "complete_in_hand", "transitions.result_of(task, result)", "None"),
     "a completion is lost for good": of("fault", 1, "complete_in_hand", "if error.errno not in LOST: ...", "raise"),

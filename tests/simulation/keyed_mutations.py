@@ -200,8 +200,7 @@ MUTATIONS = [
                 "KeyedInserter._insert_together",
                 "batch, indices = self._single.insert_all(new, self._announcing_all(files))",
                 """
-                for file in files:
-                    self.store.fs.unlock(file.fd)
+                [self.store.fs.unlock(one.fd) for one in files]
                 batch, indices = self._single.insert_all(new, self._announcing_all(files))
                 """,
             ),

@@ -259,9 +259,9 @@ MUTATIONS = [
                 "",
             ),
             (
-                "Claims._in_open_log",
-                "if locked.replay_state.prepared_insert(identity) is not None: ...",
-                "if False: ...",
+                "Claims._find_in_open_log",
+                "if locked.replay_state.prepared_insert(identity) is None: ...",
+                "if True: ...",
             ),
         ),
     ),
